@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 import os
@@ -146,7 +147,7 @@ class Plan:
         object.__setattr__(self, "paths", paths)
 
     @property
-    def steps(self) -> int: return max((len(p) for p in self.paths), default=1) - 1
+    def steps(self) -> int: return max(map(len, self.paths), default=1) - 1
     def at(self, agent: int, t: int) -> Cell:
         p = self.paths[agent]
         return p[min(t, len(p) - 1)]
@@ -194,7 +195,8 @@ class Verdict:
     optimal_sum_of_costs: int | None = None
 
     @property
-    def valid(self) -> bool: return all(getattr(self, c) is True for c in CHECKS)
+    def valid(self) -> bool:
+        return bool(self.parsable and self.agent_count and self.starts and self.moves and self.in_bounds and self.no_hole and self.no_conflict and self.goals)
     def cost(self, objective: Objective = DEFAULT_OBJECTIVE) -> int | None: return getattr(self, _objective(objective))
     def optimum(self, objective: Objective = DEFAULT_OBJECTIVE) -> int | None: return getattr(self, f"optimal_{_objective(objective)}")
     def optimal(self, objective: Objective = DEFAULT_OBJECTIVE) -> bool:
@@ -207,23 +209,25 @@ class Verdict:
 # %% ../nbs/01_lake.ipynb #lake-find-cells
 def _cell_faults(instance: Instance, plan: Plan) -> Iterable[Fault]:
     "Illegal steps, cells outside the lake, and holes."
+    n, holes = instance.lake.size, instance.lake.holes
     for i, path in enumerate(plan.paths):
+        last_r, last_c = path[0] if path else (0, 0)
         for t, cell in enumerate(path):
-            if not instance.lake.inside(cell): yield Fault("in_bounds", t, (i,), cell)
-            elif cell in instance.lake.holes: yield Fault("no_hole", t, (i,), cell)
-            if t and abs(cell[0] - path[t - 1][0]) + abs(cell[1] - path[t - 1][1]) > 1: yield Fault("moves", t, (i,), cell)
+            r, c = cell
+            if not (0 <= r < n and 0 <= c < n): yield Fault("in_bounds", t, (i,), cell)
+            elif cell in holes: yield Fault("no_hole", t, (i,), cell)
+            if abs(r - last_r) + abs(c - last_c) > 1: yield Fault("moves", t, (i,), cell)
+            last_r, last_c = r, c
 
 # %% ../nbs/01_lake.ipynb #lake-find-conflicts
 def _conflict_faults(plan: Plan) -> Iterable[Fault]:
     "Two agents in one cell (vertex) or swapping cells (edge). Following into a cell just left is legal."
-    agents = [i for i, p in enumerate(plan.paths) if p]
-    for t in range(plan.steps + 1):
-        for a, i in enumerate(agents):
-            for j in agents[a + 1:]:
-                now_i, now_j = plan.at(i, t), plan.at(j, t)
-                if now_i == now_j: yield Fault("no_conflict", t, (i, j), now_i, "vertex")
-                elif t and now_i == plan.at(j, t - 1) and now_j == plan.at(i, t - 1):
-                    yield Fault("no_conflict", t, (i, j), now_i, "edge")
+    ends = plan.steps + 1
+    paths = [p + p[-1:] * (ends - len(p)) for p in plan.paths]
+    for (i, a), (j, b) in combinations(enumerate(paths), 2):
+        for t, (now_a, now_b) in enumerate(zip(a, b)):
+            if now_a == now_b: yield Fault("no_conflict", t, (i, j), now_a, "vertex")
+            elif t and now_a == b[t - 1] and now_b == a[t - 1]: yield Fault("no_conflict", t, (i, j), now_a, "edge")
 
 # %% ../nbs/01_lake.ipynb #lake-find-ends
 def _end_faults(instance: Instance, plan: Plan) -> Iterable[Fault]:
@@ -243,11 +247,12 @@ def check(
     if complete: faults += _end_faults(instance, plan)
     else: faults.append(Fault("agent_count", 0))
     failed = {f.check for f in faults}
-    judged = {c: c not in failed for c in CHECKS}
+    judged: dict[str, bool | None] = {c: c not in failed for c in CHECKS}
     if not complete: judged.update(starts=None, goals=None)  # whose they are cannot be told
-    costs = [_arrival(p) for p in plan.paths] if complete else None
-    first = min(faults, key=lambda f: (f.time, CHECKS.index(f.check), f.agents), default=None)
-    return Verdict(**judged, first_fault=first, makespan=max(costs) if costs else None, sum_of_costs=sum(costs) if costs else None,
+    costs = list(map(_arrival, plan.paths)) if complete else None
+    first = min(faults, key=lambda f: (f.time, CHECKS.index(f.check), f.agents)) if faults else None
+    return Verdict(**judged, first_fault=first,  # type: ignore[arg-type]
+                   makespan=max(costs) if costs else None, sum_of_costs=sum(costs) if costs else None,
                    optimal_makespan=instance.optimal_makespan, optimal_sum_of_costs=instance.optimal_sum_of_costs)
 
 # %% ../nbs/01_lake.ipynb #lake-unparsable
@@ -288,7 +293,8 @@ _AGENT_LINE = re.compile(r"agent\s+(\d+)\s*:\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)\s*->\
 
 def from_text(text: str, id: str = "") -> Instance:
     "Read what `to_text` writes; errors name the line."
-    board, agents = [], []
+    board: list[str] = []
+    agents: list[tuple[Cell, Cell]] = []
     for no, line in enumerate(text.strip().splitlines(), 1):
         line = line.strip()
         if m := _AGENT_LINE.fullmatch(line):
@@ -298,7 +304,7 @@ def from_text(text: str, id: str = "") -> Instance:
         elif line and set(line) <= {".", "H"} and not agents: board.append(line)
         else: raise LakeError(f"line {no}, {line!r:.60}, is neither a map row of '.' and 'H' nor 'agent 0: (row,col) -> (row,col)'.")
     lake = _lake_from_rows(board, "H", "the map")
-    return Instance(lake, [s for s, _ in agents], [g for _, g in agents], id)
+    return Instance(lake, tuple(s for s, _ in agents), tuple(g for _, g in agents), id)
 
 # %% ../nbs/01_lake.ipynb #lake-from-rows
 def _lake_from_rows(board: list[str], hole: str, what: str) -> Lake:
@@ -362,7 +368,8 @@ def from_movingai(
     num_agents: int | None = None,  # the first so many rows of the scenario; all if None
 ) -> Instance:
     "Read a square Moving AI map and scenario (x is the column, y the row); errors name file and line."
-    lake, agents = _read_map(Path(map_path)), []
+    lake = _read_map(Path(map_path))
+    agents: list[tuple[Cell, Cell]] = []
     for no, line in enumerate(Path(scen_path).read_text().splitlines(), 1):
         if no == 1 or not line.strip(): continue
         parts = line.split()
@@ -372,4 +379,4 @@ def from_movingai(
         agents.append(((y, x), (gy, gx)))
     agents = agents[:num_agents]
     if num_agents and len(agents) < num_agents: raise LakeError(f"{Path(scen_path).name} has {len(agents)} agents, not {num_agents}.")
-    return Instance(lake, [s for s, _ in agents], [g for _, g in agents], Path(map_path).stem)
+    return Instance(lake, tuple(s for s, _ in agents), tuple(g for _, g in agents), Path(map_path).stem)

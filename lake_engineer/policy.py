@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 import os
 
-from .settings import Profile, SettingsError, at_root, load_profile, profile_names
+from .settings import Profile, at_root, load_profile, profile_names
 
 if TYPE_CHECKING: import torch
 
@@ -65,10 +65,19 @@ def tiny_model(
     from transformers import Qwen3Config, Qwen3ForCausalLM
     config = Qwen3Config(vocab_size=len(tiny_vocabulary()), hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
                          num_attention_heads=heads, num_key_value_heads=heads, head_dim=width // heads, max_position_embeddings=512,
-                         tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1, attn_implementation="sdpa")
+                         initializer_range=0.08, tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
+        _embed_cells(model.get_input_embeddings().weight.data)
+    return model
+
+def _embed_cells(weight: torch.Tensor, noise: float = 0.3) -> None:
+    "Start every cell's embedding as row vector + column vector + noise."
+    import torch
+    first, n = len(tiny_vocabulary()) - MAX_TINY_SIZE ** 2, MAX_TINY_SIZE
+    by_row, by_column = torch.randn(2, n, weight.shape[1]) * weight.std()
+    weight[first:] = (by_row[:, None] + by_column[None]).reshape(n * n, -1) + noise * weight[first:]
 
 # %% ../nbs/08_policy.ipynb #pol-prefill
 def _prefill(model: Any, prompt_ids: Sequence[Sequence[int]], pad_id: int) -> tuple[Any, Any, torch.Tensor]:
@@ -79,7 +88,7 @@ def _prefill(model: Any, prompt_ids: Sequence[Sequence[int]], pad_id: int) -> tu
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompt_ids], device=model.device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
-    return out.logits[:, -1], out.past_key_values, mask
+    return out.logits[:, -1], out.cache, mask
 
 # %% ../nbs/08_policy.ipynb #pol-pick
 def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator | None) -> torch.Tensor:
@@ -117,7 +126,7 @@ def sample(
                 cache.batch_select_indices(alive)
                 rows, mask, tokens = rows[alive.cpu()], mask[alive], tokens[alive]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            out = model(input_ids=tokens[:, None], attention_mask=mask, position_ids=mask.sum(1, keepdim=True) - 1, past_key_values=cache, use_cache=True)
+            out = model(input_ids=tokens[:, None], attention_mask=mask, position_ids=mask.sum(1, keepdim=True) - 1, cache=cache, use_cache=True)
             logits = out.logits[:, -1]
     return answers
 

