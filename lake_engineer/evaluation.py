@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 import json
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from .lake import CHECKS, Instance, LakeError, Objective, DEFAULT_OBJECTIVE, Verdict, write_text
 from .policy import Completion, Policy

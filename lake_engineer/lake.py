@@ -85,9 +85,26 @@ def distances(lake: Lake, goal: Cell) -> dict[Cell, int]:
             if n not in dist: dist[n] = dist[cell] + 1; queue.append(n)
     return dist
 
+# %% ../nbs/01_lake.ipynb #lake-instance-formats
+class _Formats:
+    "How an instance is shown, written and read; the formats themselves are at the end of the chapter."
+    def _repr_html_(self: Any) -> str:
+        from lake_engineer.render import to_html
+        return to_html(self)
+    def to_dict(self: Any) -> dict[str, Any]: return to_dict(self)
+    def to_text(self: Any) -> str: return to_text(self)
+    def to_movingai(self: Any, dir: str | os.PathLike) -> tuple[Path, Path]: return to_movingai(self, dir)
+    @staticmethod
+    def from_dict(d: dict[str, Any]) -> Instance: return from_dict(d)
+    @staticmethod
+    def from_text(text: str, id: str = "") -> Instance: return from_text(text, id)
+    @staticmethod
+    def from_movingai(map_path: str | os.PathLike, scen_path: str | os.PathLike, num_agents: int | None = None) -> Instance:
+        return from_movingai(map_path, scen_path, num_agents)
+
 # %% ../nbs/01_lake.ipynb #lake-instance-class
 @dataclass(frozen=True)
-class Instance:
+class Instance(_Formats):
     "A board: the `lake`, and per agent a start and a goal."
     lake: Lake
     starts: tuple[Cell, ...]  # per agent, all different
@@ -108,19 +125,6 @@ class Instance:
     def num_agents(self) -> int: return len(self.starts)
     def optimum(self, objective: Objective = DEFAULT_OBJECTIVE) -> int | None:
         return getattr(self, f"optimal_{_objective(objective)}")
-    def to_dict(self) -> dict[str, Any]: return to_dict(self)
-    def to_text(self) -> str: return to_text(self)
-    def to_movingai(self, dir: str | os.PathLike) -> tuple[Path, Path]: return to_movingai(self, dir)
-    @staticmethod
-    def from_dict(d: dict[str, Any]) -> Instance: return from_dict(d)
-    @staticmethod
-    def from_text(text: str, id: str = "") -> Instance: return from_text(text, id)
-    @staticmethod
-    def from_movingai(map_path: str | os.PathLike, scen_path: str | os.PathLike, num_agents: int | None = None) -> Instance:
-        return from_movingai(map_path, scen_path, num_agents)
-    def _repr_html_(self) -> str:
-        from lake_engineer.render import to_html
-        return to_html(self)
 
 # %% ../nbs/01_lake.ipynb #lake-instance-helpers
 def _agent_cells(lake: Lake, cells: Iterable[Any], name: str) -> tuple[Cell, ...]:
@@ -174,7 +178,8 @@ class Fault:
 
     def __str__(self) -> str:
         who = "" if not self.agents else f", agent{'s' if len(self.agents) > 1 else ''} {' and '.join(map(str, self.agents))}"
-        return f"{self.kind or self.check}{' conflict' if self.check == 'no_conflict' else ''} at time {self.time}{who}" + (f", cell {self.cell}" if self.cell else "")
+        what = f"{self.kind} conflict" if self.check == "no_conflict" else self.kind or self.check
+        return f"{what} at time {self.time}{who}" + (f", cell {self.cell}" if self.cell else "")
 
 # %% ../nbs/01_lake.ipynb #lake-verdict-class
 @dataclass(frozen=True)
@@ -357,8 +362,9 @@ def _read_map(path: Path) -> Lake:
         for c, ch in enumerate(row):
             if ch not in _PASSABLE + _BLOCKED: raise LakeError(f"{path.name} has {ch!r} at row {r}, column {c}; allowed are {_PASSABLE + _BLOCKED}.")
     want = dict(ln.split(maxsplit=1) for ln in lines[:head] if len(ln.split()) == 2)
-    if (str(len(grid)), str(len(grid[0]) if grid else 0)) != (want.get("height"), want.get("width")):
-        raise LakeError(f"{path.name} says height {want.get('height')} and width {want.get('width')}, but the map has {len(grid)} rows of {len(grid[0]) if grid else 0}.")
+    height, width = len(grid), len(grid[0]) if grid else 0
+    if (str(height), str(width)) != (want.get("height"), want.get("width")):
+        raise LakeError(f"{path.name} says height {want.get('height')} and width {want.get('width')}, but the map has {height} rows of {width}.")
     return _lake_from_rows(grid, _BLOCKED, path.name)
 
 # %% ../nbs/01_lake.ipynb #lake-movingai-read

@@ -28,7 +28,8 @@ if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
 __all__ = ['RunError', 'runs_dir', 'Run', 'context_for', 'round_seed', 'round_instances', 'validation_instances', 'validate',
-           'do_round', 'start', 'round_zero', 'write_proposal', 'design_round', 'arm_name', 'run_arm', 'progress']
+           'do_round', 'start', 'first_config', 'round_zero', 'write_proposal', 'design_round', 'arm_name', 'run_arm',
+           'progress']
 
 # %% ../nbs/13_loop.ipynb #lo-paths
 class RunError(ValueError):
@@ -119,14 +120,30 @@ def start(
     else: write_text(path / "run.json", json.dumps(wanted | dict(begun=provenance()), indent=1) + "\n")
     return run
 
+# %% ../nbs/13_loop.ipynb #lo-first
+def first_config(
+    profile: Profile,
+    seed: int,
+    given: str = "",  # JSON, or a file that holds it; drawn from the seed if empty
+) -> LakeConfig:
+    "The configuration of round 0; raises `ConfigError` or `RunError` with one sentence if the given one cannot be used."
+    if not given: return LakeConfig.random(profile.sizes, round_seed(seed, 0))
+    if not given.lstrip().startswith("{"):
+        if not at_root(given).is_file(): raise RunError(f"config must be a JSON object or a file that holds one, but there is no file {given!r}.")
+        given = at_root(given).read_text()
+    config = LakeConfig.from_json(given)
+    if tuple(config.sizes) != profile.sizes:
+        raise RunError(f"config speaks about sizes {', '.join(map(str, config.sizes))}, but profile {profile.name!r} has {', '.join(map(str, profile.sizes))}.")
+    return config
+
 # %% ../nbs/13_loop.ipynb #lo-zero
-def round_zero(profile: Profile, seed: int, out: Path, resume: bool = True) -> Run:
-    "Round 0 of a seed, trained if it is not there: a random configuration, drawn from the seed (paper, step 1 of the loop)."
-    run = start(out / profile.name / "round0" / f"seed{seed}", profile, dict(engineer="round0", context="", seed=seed), resume)
+def round_zero(profile: Profile, seed: int, config: LakeConfig, out: Path) -> Run:
+    "Round 0 of a seed, trained if it is not there (paper, steps 1 to 3 of the loop)."
+    arm = dict(engineer="round0", context="", seed=seed, config=json.loads(config.to_json()))
+    run = start(out / profile.name / "round0" / f"seed{seed}", profile, arm, resume=True)
     if run.is_done(0): return run
     base = load_policy(profile)
     validate(base, profile, out / profile.name / "base" / "validation.jsonl", "base")
-    config = LakeConfig.random(profile.sizes, round_seed(seed, 0))
     write_proposal(run, 0, Proposal(config=config, rationale="", raw="", changes=[], seconds=0.0, tokens=0, engineer="round0"))
     do_round(run, 0, base, profile, seed)
     return run
@@ -165,15 +182,16 @@ def run_arm(
     context: str = "V6",  # what the engineer reads
     seed: int = 0,
     out: str | os.PathLike | None = None,  # folder of the runs; results/runs if None
+    config: str = "",  # of round 0: JSON or a file of it; drawn from the seed if empty
     resume: bool = True,  # continue or reuse what is there; False starts the arm anew
 ) -> Run:
     "All rounds of one arm. Calling it again continues where it stopped, and does nothing to what is done."
     import torch
     profile = load_profile(profile) if isinstance(profile, str) else profile
-    made = make_engineer(engineer, seed=seed, context=context)  # before any work starts: it may not exist
+    made, first = make_engineer(engineer, seed=seed, context=context), first_config(profile, seed, config)  # wrong input shows before any work starts
     out = Path(out) if out else runs_dir()
     torch.set_num_threads(profile.threads)
-    zero = round_zero(profile, seed, out)
+    zero = round_zero(profile, seed, first, out)
     run = start(out / profile.name / arm_name(engineer, context) / f"seed{seed}", profile, dict(engineer=engineer, context=context, seed=seed), resume)
     _share_round_zero(run, zero)
     for number in range(1, profile.rounds):

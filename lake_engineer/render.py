@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -177,7 +178,7 @@ def _stop_marks(instance: Instance, plan: Plan, t: float | None) -> list[Mark]:
     marks = []
     for i in range(len(plan.paths)):
         for (x, y), k in _stops(_upto(_lane(instance, plan, i), t)):
-            x, y = x + 0.31, y - 0.31
+            x, y = min(x + 0.31, instance.lake.size - 0.18), max(y - 0.31, 0.18)
             marks.append(Mark("disc", ((x, y),), 0.26, "#FFFFFF", agent_color(i), 0.05))
             marks += [Mark("line", ((x + d, y - 0.05), (x + d, y + 0.05)), edge=INK, width=0.035) for d in (-0.035, 0.035)]
             if k > 1: marks.append(Mark("text", ((x, y + 0.23),), 0.2, INK, SNOW, 0.06, text=f"×{k}"))
@@ -391,6 +392,13 @@ def _panels(answers: Any) -> list[Panel]:
     answers = [answers] if answers is None or isinstance(answers, (Plan, Panel)) else list(answers)
     return [a if isinstance(a, Panel) else Panel(a) for a in answers]
 
+# %% ../nbs/06_render.ipynb #render-png
+def _png(fig: Any, dpi: int = 80) -> bytes:
+    "A figure as PNG, without the date or the version of the library in it."
+    out = BytesIO()
+    fig.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+    return out.getvalue()
+
 # %% ../nbs/06_render.ipynb #render-figure
 def figure(
     boards: Sequence[tuple[Instance, Panel]],
@@ -402,6 +410,7 @@ def figure(
     from matplotlib.figure import Figure
     if not boards: raise LakeError("a figure needs at least one board.")
     columns, fig = min(columns, len(boards)), Figure()
+    fig._repr_png_ = partial(_png, fig)  # type: ignore[attr-defined]
     axes = _axes(fig, -(-len(boards) // columns), columns, side or paper_side(max(inst.lake.size for inst, _ in boards)))
     for ax in axes[len(boards):]: ax.remove()
     for ax, (inst, p) in zip(axes, boards): draw(inst, p.plan, t, ax, p.title, p.tokens, p.verdict, p.judge)
@@ -423,9 +432,7 @@ def save_figure(
     dpi: int = 150,
 ) -> Path:
     "Write a figure as PNG."
-    out = BytesIO()
-    fig.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
-    return write_text(path, out.getvalue())
+    return write_text(path, _png(fig, dpi))
 
 # %% ../nbs/06_render.ipynb #render-array
 def to_array(fig: Any, dpi: int = 80) -> np.ndarray:  # (height, width, 3) bytes

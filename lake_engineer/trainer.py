@@ -5,80 +5,123 @@
 # %% ../nbs/09_trainer.ipynb #tr-imports
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 import json
 import logging
 import shutil
 import time
+import warnings
 
 from datasets import Dataset, disable_progress_bars
-from tqdm.auto import tqdm
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set_seed
+from tqdm import tqdm
+from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+import numpy as np
 import torch
 
-from .lake import Instance, Plan, write_text
-from .policy import LocalPolicy, load_policy, sample, save_policy, tiny_model, tiny_tokenizer
+from .lake import Cell, Instance, Lake, Plan, write_text
+from .policy import LocalPolicy, load_policy, sample, save_policy
 from .prompts import format_answer, prompt
 from .rewards import RewardFunction, RewardSettings, to_rows
-from .settings import Profile, load_profile
+from .settings import Profile
 
 # %% auto #0
-__all__ = ['TrainerError', 'examples', 'warm_start', 'SharedPromptGRPO', 'grpo_config', 'reward_settings', 'log_row',
+__all__ = ['TrainerError', 'turned', 'examples', 'warm_start', 'SharedPromptGRPO', 'grpo_config', 'reward_settings', 'log_row',
            'read_jsonl', 'train_round']
 
 # %% ../nbs/09_trainer.ipynb #tr-quiet
 class TrainerError(RuntimeError):
     "A round cannot be trained or continued; the message says why and the way out."
 
+warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)  # TRL's own default, under its old name
 disable_progress_bars()  # of `datasets`: a bar per tokenized list hides the one that matters
 logging.getLogger("trl").setLevel(logging.ERROR)
+
+# %% ../nbs/09_trainer.ipynb #tr-augment
+_TURNS: tuple[Callable[[Cell, int], Cell], ...] = (
+    lambda c, m: c, lambda c, m: (c[1], m - c[0]), lambda c, m: (m - c[0], m - c[1]), lambda c, m: (m - c[1], c[0]),
+    lambda c, m: (c[1], c[0]), lambda c, m: (c[0], m - c[1]), lambda c, m: (m - c[1], m - c[0]), lambda c, m: (m - c[0], c[1]))
+
+def turned(
+    instance: Instance,
+    plan: Plan,
+    turn: int,  # 0 to 7: which of the square's symmetries
+    order: Sequence[int],  # of the agents
+) -> tuple[Instance, Plan]:
+    "The same board and plan seen from another side, with the agents in another order."
+    to, m = _TURNS[turn], instance.lake.size - 1
+    def cells(path: Iterable[Cell]) -> tuple[Cell, ...]: return tuple(to(c, m) for c in path)
+    starts, goals = cells(instance.starts[i] for i in order), cells(instance.goals[i] for i in order)
+    other = replace(instance, lake=Lake(instance.lake.size, frozenset(cells(instance.lake.holes))), starts=starts, goals=goals)
+    return other, Plan(tuple(cells(plan.paths[i]) for i in order))
 
 # %% ../nbs/09_trainer.ipynb #tr-sft-data
 def examples(
     instances: Sequence[Instance],
     plans: Sequence[Plan],  # one for each instance
+    n: int,  # how many examples, each a random view of a random board
+    batch_size: int = 64,
+    seed: int = 0,
     style: str = "compact",
 ) -> Dataset:
-    "Supervised examples for TRL: columns `prompt` and `completion`."
-    rows = [{"prompt": prompt(i, style), "completion": " " + format_answer(p, i, style)} for i, p in zip(instances, plans, strict=True)]
-    return Dataset.from_list(rows)
+    "Supervised examples for TRL in the order of training: columns `prompt` and `completion`."
+    rng = np.random.default_rng(seed)
+    def one() -> dict[str, str]:
+        k = int(rng.integers(len(instances)))
+        i, p = turned(instances[k], plans[k], int(rng.integers(8)), rng.permutation(instances[k].num_agents).tolist())
+        return {"prompt": prompt(i, style), "completion": " " + format_answer(p, i, style)}
+    return Dataset.from_list(_bucketed([one() for _ in range(n)], batch_size, rng))
+
+def _bucketed(rows: list[dict[str, str]], batch_size: int, rng: np.random.Generator, window: int = 16) -> list[dict[str, str]]:
+    "Rows whose neighbours in a batch are of similar length, while the lengths of successive batches are random."
+    out: list[dict[str, str]] = []
+    for start in range(0, len(rows), window * batch_size):
+        near = sorted(rows[start:start + window * batch_size], key=lambda r: len(r["prompt"]) + len(r["completion"]))
+        batches = [near[i:i + batch_size] for i in range(0, len(near), batch_size)]
+        for k in rng.permutation(len(batches)): out += batches[k]
+    return out
 
 # %% ../nbs/09_trainer.ipynb #tr-sft
 def warm_start(
     policy: LocalPolicy,
-    data: Dataset,  # from `examples`, in the order of training
+    data: Dataset,  # from `examples`, used in its order
     out: Path,  # scratch folder of the trainer
-    batch_size: int = 128,
-    learning_rate: float = 1e-3,
+    batch_size: int = 64,
+    learning_rate: float = 2e-3,
     warmup: float = 0.05,  # share of the steps
     seed: int = 0,
-    callback: Callable[[int, float], None] | None = None,  # called with step and loss
-) -> LocalPolicy:
-    "One pass over `data`, the loss on the answers alone; changes `policy` and returns it."
+) -> list[tuple[int, float]]:
+    "One pass over `data`, the loss on the answers alone; changes `policy` and returns its losses as (step, loss)."
     steps = len(data) // batch_size
     config = SFTConfig(
         output_dir=str(out), per_device_train_batch_size=batch_size, max_steps=steps, learning_rate=learning_rate, lr_scheduler_type="cosine",
         warmup_steps=int(warmup * steps), weight_decay=0.01, completion_only_loss=True, max_length=None, packing=False, seed=seed,
-        logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, **_cpu())
+        train_sampling_strategy="sequential", logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, **_device())
     set_seed(seed)
-    trainer = SFTTrainer(policy.model, args=config, train_dataset=data, processing_class=policy.tokenizer, callbacks=[_OnLog(callback or (lambda *_: None))])
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return policy
+    with tqdm(total=steps, desc="warm start", unit="step") as bar:
+        log = _LossLog(bar)
+        trainer = SFTTrainer(policy.model, args=config, train_dataset=data, processing_class=policy.tokenizer, callbacks=[log])
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return log.losses
 
-def _cpu() -> dict[str, Any]:
-    "TRL's defaults assume a GPU; these are for a machine without one."
+def _device() -> dict[str, Any]:
+    "TRL's defaults assume a GPU; without one these are right."
     if torch.cuda.is_available(): return dict(bf16=True)
     return dict(use_cpu=True, bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False)
 
 # %% ../nbs/09_trainer.ipynb #tr-onlog
-class _OnLog(TrainerCallback):
-    def __init__(self, fn: Callable[[int, float], None]): self.fn = fn
+class _LossLog(TrainerCallback):
+    "Keeps the losses and moves the progress bar."
+    def __init__(self, bar: tqdm): self.bar, self.losses = bar, []
+    def on_step_end(self, args, state, control, **kwargs): self.bar.update()
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in (logs or {}): self.fn(state.global_step, float(logs["loss"]))
+        if "loss" not in (logs or {}): return
+        self.losses.append((state.global_step, float(logs["loss"])))
+        self.bar.set_postfix(loss=f"{self.losses[-1][1]:.2f}", refresh=False)
 
 # %% ../nbs/09_trainer.ipynb #tr-shared
 class SharedPromptGRPO(GRPOTrainer):
@@ -130,7 +173,7 @@ def grpo_config(
         warmup_steps=t.warmup_steps, temperature=t.temperature, top_k=0, epsilon=t.epsilon, epsilon_high=t.epsilon_high, beta=t.beta,
         loss_type=t.loss_type, scale_rewards=t.scale_rewards, num_iterations=t.num_iterations, max_grad_norm=t.max_grad_norm,
         mask_truncated_completions=False, save_strategy="steps", save_steps=t.save_steps * t.num_iterations, save_total_limit=1, logging_steps=1, seed=seed,
-        report_to="none", disable_tqdm=True, remove_unused_columns=False, **_cpu())
+        report_to="none", disable_tqdm=True, remove_unused_columns=False, **_device())
 
 # %% ../nbs/09_trainer.ipynb #tr-reward
 def reward_settings(profile: Profile) -> RewardSettings:

