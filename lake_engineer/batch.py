@@ -90,7 +90,8 @@ def run_notebook(
     out.parent.mkdir(parents=True, exist_ok=True)
     tmp, failed = (out.with_name(f"{out.stem}.{word}.ipynb") for word in ("running", "failed"))
     stream = {} if quiet else dict(stdout_file=sys.stdout, stderr_file=sys.stderr)
-    try: papermill.execute_notebook(str(notebook), str(tmp), values, kernel_name="python3", language="python", progress_bar=False, **stream)
+    kernel = dict(kernel_name="python3", language="python", extra_arguments=["--IPKernelApp.log_level=ERROR"])
+    try: papermill.execute_notebook(str(notebook), str(tmp), values, progress_bar=False, **kernel, **stream)
     except papermill.PapermillExecutionError as e:
         os.replace(tmp, failed)
         raise BatchError(f"{notebook.name} failed: {e.ename}: {e.evalue} (see {failed}).") from None

@@ -295,7 +295,7 @@ FORMS: dict[str, Form] = {
     "judge": Form(lambda r: f"{amount(r).capitalize()} of the puzzles were solved. Were they too easy, too hard or about right?{_REPLY}They were",
                   (" too easy", " about right", " too hard"), (0, 1, 0), (1, 0, -1), _SYSTEM, orders=1),
     "more-less": Form(lambda r: f"{_plain(r)} Next week give", (" more", " fewer"), (1, -1), (0, 0), right=lambda r: int(r not in _MIDDLE)),
-    "worked": Form(lambda r: f"{_plain(r)} The puzzles are", (" easy", " good", " hard"), (0, 1, 0), (1, 0, -1),
+    "worked": Form(lambda r: f"{_plain(r)} Lesson:", (" easy", " good", " hard"), (0, 1, 0), (1, 0, -1),
                    right=lambda r: 1 if r in _MIDDLE else 0 if r > 50 else 2)}
 
 # %% ../nbs/12_engineer.ipynb #en-prefix
@@ -440,7 +440,7 @@ def llm(
     path: str | os.PathLike | None = None,  # folder of another local model
     temperature: float = 0.0,  # of the whole form
     gain: float = 4.0,
-    step: float = 0.2,
+    step: float = 0.4,
     seed: int = 0,
 ) -> Draft:
     "A local language model; the packaged SmolLM2-135M-Instruct unless told otherwise."

@@ -163,7 +163,8 @@ def text(world: World, max_steps: int) -> str:
 def step_limit(source: Boards, max_steps: int | None) -> int:
     "The steps an episode may take: 8 times the side of the largest board, unless told."
     limit = 8 * source.size if max_steps is None else max_steps
-    if isinstance(limit, bool) or not hasattr(limit, "__index__") or limit < 2: raise LakeError(f"max_steps must be an integer of at least 2, not {max_steps!r}.")
+    if isinstance(limit, bool) or not hasattr(limit, "__index__") or limit < 2:
+        raise LakeError(f"max_steps must be an integer of at least 2, not {max_steps!r}.")
     best = source.instance.optimal_makespan if source.instance else None
     if best is not None and best > limit: raise LakeError(f"max_steps is {limit}, but the board cannot be solved in fewer than {best}.")
     return int(limit)
@@ -208,11 +209,7 @@ class Episode:
     ) -> World:
         "A new episode, on `options['instance']` if there is one."
         if reseeded or self.boards is None: self.boards = self.source.stream(rng)
-        inst = (options or {}).get("instance") or next(self.boards)
-        if inst.num_agents != self.source.num_agents or inst.lake.size > self.source.size:
-            raise LakeError(f"the instance in options has {inst.num_agents} agents on size {inst.lake.size}; "
-                            f"this environment takes {self.source.num_agents} on sizes up to {self.source.size}.")
-        self.world = World(inst)
+        self.world = World(_fitting((options or {}).get("instance") or next(self.boards), self.source))
         return self.world
 
     def step(self, actions: Sequence[int]) -> tuple[World, bool, bool, Verdict]:  # world, terminated, truncated, verdict
@@ -226,6 +223,13 @@ class Episode:
     def running(self) -> World:
         if self.world is None: raise LakeError("the environment has no board yet; reset it first.")
         return self.world
+
+# %% ../nbs/07_env.ipynb #env-fitting
+def _fitting(inst: Instance, source: Boards) -> Instance:
+    "The instance, if the spaces of an environment with this source can hold it."
+    if inst.num_agents == source.num_agents and inst.lake.size <= source.size: return inst
+    raise LakeError(f"the instance in options has {inst.num_agents} agents on size {inst.lake.size}; "
+                    f"this environment takes {source.num_agents} on sizes up to {source.size}.")
 
 # %% ../nbs/07_env.ipynb #env-actions-check
 def _actions(actions: Sequence[int], n: int) -> list[int]:

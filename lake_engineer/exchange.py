@@ -84,9 +84,9 @@ def _counts(splits: Mapping[str, Sequence[Instance]]) -> list[str]:
     return lines
 
 # %% ../nbs/16_exchange.ipynb #ex-card
-_RULES = """Agents move at the same time, one cell up, down, left or right, or they wait. A plan is valid when every agent goes from its start to its goal by such moves,
-never leaves the board, enters a hole, shares a cell with another agent or swaps cells with it. Following into a cell just left is legal. An agent that has arrived stays
-and blocks its cell. The cost of an agent is the time of its final arrival; the makespan of a plan is the largest cost, the sum of costs their sum."""
+_RULES = """Agents move at the same time, one cell up, down, left or right, or they wait. A plan is valid when every agent goes from
+its start to its goal by such moves, never leaves the board, enters a hole, shares a cell with another agent or swaps cells with it.
+Following into a cell just left is legal. An agent that has arrived stays and blocks its cell. The cost of an agent is the time of its final arrival; the makespan of a plan is the largest cost, the sum of costs their sum."""
 
 # %% ../nbs/16_exchange.ipynb #ex-card-text
 def card(

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from lake_engineer.lake import Instance, Lake, LakeError, Plan, check, unparsable
-from lake_engineer.render import AGENT_COLORS, DASHES, INK, RED, SNOW, WATER, Mark, Panel, animate, draw, figure, luminance, positions, scene, side_by_side, to_ansi, to_array, to_html
+from lake_engineer.render import (AGENT_COLORS, DASHES, INK, RED, SNOW, WATER, Mark, Panel, animate, draw, figure, luminance, positions, scene, side_by_side,
+                                  to_ansi, to_array, to_html)
 
 INST = Instance(Lake(4, {(0, 0), (0, 3), (3, 0), (3, 3)}), [(0, 1), (1, 0)], [(3, 2), (2, 3)], "corners", optimal_makespan=5, optimal_sum_of_costs=9)
 GOOD = Plan([[(0, 1), (1, 1), (1, 2), (2, 2), (3, 2)], [(1, 0), (1, 0), (1, 1), (1, 2), (1, 3), (2, 3)]])
@@ -51,7 +52,8 @@ def test_markup_in_an_id_or_title_is_text():
 
 def test_every_agent_and_goal_has_its_number_in_every_size():
     for n, k in ((3, 5), (10, 5), (10, 1)):
-        inst = Instance(Lake(n), [(0, i) for i in range(min(k, 3))] + [(1, i) for i in range(k - 3)], [(n - 1, i) for i in range(min(k, 3))] + [(n - 2, 2 - i) for i in range(k - 3)])
+        spots = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)][:k]
+        inst = Instance(Lake(n), spots, [(n - 1 - r, n - 1 - c) for r, c in spots[::-1]])
         assert sorted(t.text for t in svg(to_html(inst)).iter("{http://www.w3.org/2000/svg}text")) == sorted([*map(str, range(k))] * 2)
         plain = to_ansi(inst, color=False)
         assert all(str(i) in plain.split("\n", 1)[1] and "abcde"[i] in plain.split("\n", 1)[1] for i in range(k))
