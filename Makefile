@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine: `make reproduce` and `make test`. Both set up `.venv` when needed.
 PROFILE ?= tiny
 SEED ?= 0
+RUNS ?= results/reproduced
 ENGINEERS ?= fixed-random learnability llm
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -28,10 +29,11 @@ setup: .venv/ready
 	$(PY) -c "from lake_engineer.generator import LakeConfig, generate; generate(LakeConfig.uniform((3, 4)), 8)"  # compiles the solver once
 	@touch .venv/ready
 
-# Three arms that share base, round 0 and random streams; finished rounds are kept, so an interrupted run is simply started again.
+# Three arms that share base, round 0 and random streams, trained anew in $(RUNS). Finished rounds are kept, so an interrupted run is simply started
+# again. Its records are compared with the committed ones in results/runs.
 reproduce: setup
-	$(PY) -m lake_engineer.batch nbs/experiments/run_arm.ipynb -p profile $(PROFILE) -p seed $(SEED) --each engineer $(ENGINEERS)
-	@$(MAKE) --no-print-directory figures
+	$(PY) -m lake_engineer.batch nbs/experiments/run_arm.ipynb -p profile $(PROFILE) -p seed $(SEED) -p out $(RUNS) --each engineer $(ENGINEERS)
+	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED) -p out $(RUNS)
 
 figures: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)

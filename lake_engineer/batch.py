@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -31,7 +30,7 @@ PACKAGES = ("lake_engineer", "torch", "transformers", "trl", "numpy", "numba")
 def provenance() -> dict[str, Any]:
     "Commit (None outside git; `+` if files differ from it), versions and the time, in UTC."
     return dict(commit=_commit(), python=sys.version.split()[0], versions={p: _version(p) for p in PACKAGES},
-                time=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+                time=datetime.now(UTC).isoformat(timespec="seconds"))
 
 def _version(package: str) -> str | None:
     try: return version(package)

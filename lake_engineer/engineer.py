@@ -220,7 +220,7 @@ class LocalLM:
         self.folder = Path(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-        self._prefix: tuple[str, Any] = ("", None)
+        self.read: dict[str, Any] = {}  # the caches of the last few prefixes
 
     def ids(self, text: str) -> list[int]: return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -238,9 +238,10 @@ def score(
     answers: Sequence[str],
 ) -> list[float]:
     "The log-probability of every answer after the question."
-    if lm._prefix[0] != prefix or lm._prefix[1] is None:
-        lm._prefix = (prefix, lm.forward(lm.ids(prefix or lm.tokenizer.bos_token))[1])
-    cache = lm._prefix[1]
+    if prefix not in lm.read:
+        while len(lm.read) >= 4: del lm.read[next(iter(lm.read))]
+        lm.read[prefix] = lm.forward(lm.ids(prefix or lm.tokenizer.bos_token))[1]
+    cache = lm.read[prefix]
     asked, out, read = lm.ids(question), [], {}
     for tail in map(lm.ids, answers):
         ids = (*asked, *tail[:-1])

@@ -5,7 +5,6 @@
 # %% ../nbs/13_loop.ipynb #lo-imports
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -181,7 +180,7 @@ def run_arm(
     engineer: str,  # a name that `make_engineer` knows
     context: str = "V6",  # what the engineer reads
     seed: int = 0,
-    out: str | os.PathLike | None = None,  # folder of the runs; results/runs if None
+    out: str | os.PathLike | None = None,  # folder of the runs, relative to the root; results/runs if None
     config: str = "",  # of round 0: JSON or a file of it; drawn from the seed if empty
     resume: bool = True,  # continue or reuse what is there; False starts the arm anew
 ) -> Run:
@@ -189,7 +188,7 @@ def run_arm(
     import torch
     profile = load_profile(profile) if isinstance(profile, str) else profile
     made, first = make_engineer(engineer, seed=seed, context=context), first_config(profile, seed, config)  # wrong input shows before any work starts
-    out = Path(out) if out else runs_dir()
+    out = at_root(out) if out else runs_dir()
     torch.set_num_threads(profile.threads)
     zero = round_zero(profile, seed, first, out)
     run = start(out / profile.name / arm_name(engineer, context) / f"seed{seed}", profile, dict(engineer=engineer, context=context, seed=seed), resume)

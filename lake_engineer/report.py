@@ -5,10 +5,8 @@
 # %% ../nbs/15_report.ipynb #re-imports
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-import json
 
 import numpy as np
 
@@ -22,9 +20,9 @@ from .settings import Profile, load_profile
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['NOT_ARMS', 'ARM_COLORS', 'find_runs', 'base_records', 'paired_difference', 'quick_table', 'percent', 'to_markdown',
-           'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board', 'answer_panel',
-           'before_and_after']
+__all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'find_runs', 'base_records', 'compare_runs', 'paired_difference', 'quick_table',
+           'percent', 'to_markdown', 'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board',
+           'answer_panel', 'before_and_after']
 
 # %% ../nbs/15_report.ipynb #re-find
 NOT_ARMS = ("base", "round0")  # what all arms share
@@ -44,6 +42,25 @@ def find_runs(
 def base_records(profile: str, out: Path | None = None) -> pd.DataFrame:
     "The validation records of the policy before any training."
     return read_records((out or runs_dir()) / profile / "base" / "validation.jsonl")
+
+# %% ../nbs/15_report.ipynb #re-same
+COMPARED = ("config.json", "proposal.json", "context.md", "validation.jsonl")  # what holds no time and no machine
+
+def compare_runs(
+    runs: dict[str, Run],
+    others: dict[str, Run],  # e.g. the committed ones
+) -> pd.DataFrame:
+    "Per arm and round, which records are identical to the byte; empty if no arm is in both."
+    import pandas as pd
+    rows = []
+    for name in sorted(set(runs) & set(others)):
+        for number in sorted(set(runs[name].rounds) & set(others[name].rounds)):
+            a, b = runs[name].round_dir(number), others[name].round_dir(number)
+            files = [f for f in COMPARED if (a / f).exists() or (b / f).exists()]
+            rows.append(dict(arm=name, round=number) | {f: _bytes(a / f) == _bytes(b / f) for f in files})
+    return pd.DataFrame(rows)
+
+def _bytes(path: Path) -> bytes | None: return path.read_bytes() if path.exists() else None
 
 # %% ../nbs/15_report.ipynb #re-paired
 def paired_difference(

@@ -116,7 +116,9 @@ def _device() -> dict[str, Any]:
 # %% ../nbs/09_trainer.ipynb #tr-onlog
 class _LossLog(TrainerCallback):
     "Keeps the losses and moves the progress bar."
-    def __init__(self, bar: tqdm): self.bar, self.losses = bar, []
+    def __init__(self, bar: tqdm):
+        self.bar = bar
+        self.losses: list[tuple[int, float]] = []
     def on_step_end(self, args, state, control, **kwargs): self.bar.update()
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" not in (logs or {}): return
@@ -132,7 +134,8 @@ class SharedPromptGRPO(GRPOTrainer):
         model = self.accelerator.unwrap_model(self.model_wrapped)
         model.eval()
         groups = prompt_ids[::num_generations]
-        ids = sample(model, groups, num_generations, self.max_completion_length, self.eos_token_ids, self._tokenizer.pad_token_id, self.temperature)
+        ids = sample(model, groups, num_generations, self.args.max_completion_length,  # type: ignore[attr-defined]
+                     self.eos_token_ids, self._tokenizer.pad_token_id, self.temperature)
         model.train()
         self._metrics["train"]["seconds/generate"].append(time.perf_counter() - began)
         return ids, None
@@ -144,6 +147,19 @@ class SharedPromptGRPO(GRPOTrainer):
         logps = (logits / self.temperature).log_softmax(-1)
         entropies = -(logps.exp() * logps).sum(-1) if compute_entropy else None
         return logps.gather(-1, input_ids[:, split:, None]).squeeze(-1), None if entropies is None else entropies.detach(), None
+
+    def _compute_loss(self, model, inputs):
+        inputs, share = _with_signal(inputs) if self.beta == 0 and self.loss_type in ("grpo", "dr_grpo") else (inputs, 1.0)
+        return super()._compute_loss(model, inputs) * share
+
+# %% ../nbs/09_trainer.ipynb #tr-signal
+def _with_signal(inputs: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    "The answers whose advantage is not zero (all of them if there is none), and their share."
+    keep = inputs["advantages"] != 0
+    if keep.all() or not keep.any(): return inputs, 1.0
+    rows = len(keep)
+    part = {k: v[keep] if isinstance(v, torch.Tensor) and v.dim() and len(v) == rows else v for k, v in inputs.items()}
+    return part, float(keep.float().mean())
 
 # %% ../nbs/09_trainer.ipynb #tr-logits
 def _logits_behind_prompts(model: Any, prompts: torch.Tensor, mask: torch.Tensor, index: torch.Tensor, answers: torch.Tensor, full_mask: torch.Tensor) -> torch.Tensor:
@@ -186,10 +202,10 @@ class _PolicyReward(RewardFunction):
         super().__init__(settings)
         self.policy = policy
 
-    def __call__(self, prompts, completions, completion_ids=None, log_metric=None, **columns) -> list[float]:
+    def __call__(self, prompts, completions, completion_ids=None, instance=None, log_metric=None, log_extra=None, **columns) -> list[float]:
         began = time.perf_counter()
         texts = [self.policy.decode(ids) for ids in completion_ids]
-        rewards = super().__call__(prompts, texts, completion_ids=completion_ids, log_metric=log_metric, **columns)
+        rewards = super().__call__(prompts, texts, completion_ids=completion_ids, instance=instance, log_metric=log_metric, log_extra=log_extra)
         if log_metric: log_metric("seconds/score", time.perf_counter() - began)
         return rewards
 
@@ -260,7 +276,7 @@ def train_round(
     if last: reward.load_state_dict(json.loads((last / "reward_state.json").read_text()))
     set_seed(seed)
     with tqdm(total=config.max_steps, desc=label, unit="step") as bar:
-        trainer = trainer_class(policy.model, reward_funcs=reward, args=config, processing_class=policy.tokenizer,
+        trainer = trainer_class(policy.model, reward_funcs=reward, args=config, processing_class=policy.tokenizer,  # type: ignore[arg-type]
                                 train_dataset=Dataset.from_list(to_rows(instances, profile.style, objective=profile.objective)),
                                 callbacks=[_Recorder(out.with_name(out.name + ".jsonl"), reward, bar)])
         trainer.remove_callback(PrinterCallback)
