@@ -7,6 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
+export PYTHONWARNINGS := ignore:IProgress not found
 
 .PHONY: help setup reproduce test base figures readme clean
 

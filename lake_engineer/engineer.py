@@ -719,6 +719,7 @@ def forms_table(n: int = 36, forms: Sequence[str] = (*FORMS, "whole"), seed: int
     "Measure the forms of asking the packaged model on `n` contexts."
     import pandas as pd
     contexts, rows = sample_contexts(n, seed=seed), []
+    load_llm()  # not on the clock
     for form in forms:
         engineer = make_engineer("llm", form=form)
         start = process_time()

@@ -175,9 +175,10 @@ def load_policy(
     what: str | os.PathLike | Profile,  # a profile or its name (its base), a folder, or a hub id such as "Qwen/Qwen3-4B"
 ) -> LocalPolicy:
     "The policy, or a `PolicyError` that says in one sentence why there is none."
-    import logging
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    from transformers.utils import logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()  # of loading and saving weights
     if isinstance(what, Profile): where = what.base
     else: where = load_profile(str(what)).base if str(what) in profile_names() else str(what)
     folder = at_root(where)
