@@ -408,6 +408,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'lake_engineer.loop.design_round': ('loop.html#design_round', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop.do_round': ('loop.html#do_round', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop.first_config': ('loop.html#first_config', 'lake_engineer/loop.py'),
+                                    'lake_engineer.loop.locked': ('loop.html#locked', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop.progress': ('loop.html#progress', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop.round_instances': ('loop.html#round_instances', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop.round_seed': ('loop.html#round_seed', 'lake_engineer/loop.py'),

@@ -14,6 +14,8 @@ import os
 import shutil
 import time
 
+from filelock import FileLock
+
 from .batch import provenance
 from .context import Context
 from .engineer import Engineer, Proposal, make_engineer
@@ -27,8 +29,8 @@ if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
 __all__ = ['RunError', 'runs_dir', 'Run', 'context_for', 'round_seed', 'round_instances', 'validation_instances', 'validate',
-           'do_round', 'start', 'first_config', 'round_zero', 'write_proposal', 'design_round', 'arm_name', 'run_arm',
-           'progress']
+           'do_round', 'start', 'locked', 'first_config', 'round_zero', 'write_proposal', 'design_round', 'arm_name',
+           'run_arm', 'progress']
 
 # %% ../nbs/13_loop.ipynb #lo-paths
 class RunError(ValueError):
@@ -119,6 +121,12 @@ def start(
     else: write_text(path / "run.json", json.dumps(wanted | dict(begun=provenance()), indent=1) + "\n")
     return run
 
+# %% ../nbs/13_loop.ipynb #lo-lock
+def locked(path: Path) -> FileLock:
+    "A lock on the directory `path`, freed by the system if its holder dies."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.parent / f".{path.name}.lock")
+
 # %% ../nbs/13_loop.ipynb #lo-first
 def first_config(
     profile: Profile,
@@ -139,12 +147,14 @@ def first_config(
 def round_zero(profile: Profile, seed: int, config: LakeConfig, out: Path) -> Run:
     "Round 0 of a seed, trained if it is not there (paper, steps 1 to 3 of the loop)."
     arm = dict(engineer="round0", context="", seed=seed, config=json.loads(config.to_json()))
-    run = start(out / profile.name / "round0" / f"seed{seed}", profile, arm, resume=True)
-    if run.is_done(0): return run
-    base = load_policy(profile)
-    validate(base, profile, out / profile.name / "base" / "validation.jsonl", "base")
-    write_proposal(run, 0, Proposal(config=config, rationale="", raw="", changes=[], seconds=0.0, tokens=0, engineer="round0"))
-    do_round(run, 0, base, profile, seed)
+    path, base_path = out / profile.name / "round0" / f"seed{seed}", out / profile.name / "base"
+    with locked(path):
+        run = start(path, profile, arm, resume=True)
+        if run.is_done(0): return run
+        base = load_policy(profile)
+        with locked(base_path): validate(base, profile, base_path / "validation.jsonl", "base")
+        write_proposal(run, 0, Proposal(config=config, rationale="", raw="", changes=[], seconds=0.0, tokens=0, engineer="round0"))
+        do_round(run, 0, base, profile, seed)
     return run
 
 def write_proposal(run: Run, number: int, proposal: Proposal) -> None:
@@ -191,12 +201,14 @@ def run_arm(
     out = at_root(out) if out else runs_dir()
     torch.set_num_threads(profile.threads)
     zero = round_zero(profile, seed, first, out)
-    run = start(out / profile.name / arm_name(engineer, context) / f"seed{seed}", profile, dict(engineer=engineer, context=context, seed=seed), resume)
-    _share_round_zero(run, zero)
-    for number in range(1, profile.rounds):
-        if run.is_done(number): continue
-        design_round(run, number, made, context, profile)
-        do_round(run, number, run.checkpoint(number - 1), profile, seed)
+    path = out / profile.name / arm_name(engineer, context) / f"seed{seed}"
+    with locked(path):
+        run = start(path, profile, dict(engineer=engineer, context=context, seed=seed), resume)
+        _share_round_zero(run, zero)
+        for number in range(1, profile.rounds):
+            if run.is_done(number): continue
+            design_round(run, number, made, context, profile)
+            do_round(run, number, run.checkpoint(number - 1), profile, seed)
     return run
 
 # %% ../nbs/13_loop.ipynb #lo-table

@@ -205,7 +205,7 @@ class _PolicyReward(RewardFunction):
     def __call__(self, prompts, completions, completion_ids=None, instance=None, log_metric=None, log_extra=None, **columns) -> list[float]:
         began = time.perf_counter()
         texts = [self.policy.decode(ids) for ids in completion_ids]
-        rewards = super().__call__(prompts, texts, completion_ids=completion_ids, instance=instance, log_metric=log_metric, log_extra=log_extra)
+        rewards = super().__call__(prompts, texts, completion_ids=completion_ids, instance=instance, log_metric=log_metric)
         if log_metric: log_metric("seconds/score", time.perf_counter() - began)
         return rewards
 

@@ -60,3 +60,11 @@ def test_wrong_input_is_one_sentence_and_leaves_no_run(tmp_path, parameters, wor
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 1 and len(errors) == 1 and words in errors[0], done.stderr[-2000:]
     assert not (tmp_path / "runs").exists()
+
+
+def test_two_processes_on_one_run_wait_for_each_other(tmp_path):
+    command = [sys.executable, "-c", "import sys; from lake_engineer.loop import run_arm; print(run_arm('smoke', 'learnability', seed=5, out=sys.argv[1]).rounds)", tmp_path / "runs"]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [p.communicate()[0].strip() for p in both] == ["[0, 1, 2]"] * 2
+    log = tmp_path / "runs/smoke/learnability/seed5/round2/training.jsonl"
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
