@@ -10,24 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, cache
 from hashlib import sha256
 from itertools import combinations, count, islice, permutations
 from numbers import Real
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 import json
 import math
-import os
 import re
 import warnings
 
 from numba import njit
 import numpy as np
 
-from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, _objective, from_dict, to_dict, write_text
-from .solver import BUDGET, MAX_SIZE, SOLVED, UNDECIDED, UNSOLVABLE, _as_facts, _facts_of, _flood, _graph, _slot, annotate, solve
+from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, _objective
+from .solver import BUDGET, MAX_SIZE, UNSOLVABLE, _as_facts, _facts_of, _flood, _graph
 
 # %% auto #0
 __all__ = ['MIN_SIZE', 'SIZES', 'FIELDS', 'Split', 'SPLITS', 'ROOM', 'MAX_HOLE_RATIO', 'ENUMERABLE', 'Sampler', 'DRAWS',
@@ -53,7 +51,7 @@ class SizeConfig:
 
 def _ratio(size: int, name: str, value: Any) -> float:
     "A number in the range of its field, or a `ConfigError`."
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise ConfigError(f"size {size}: {name} must be a number from 0 to 1, not {value!r:.60}.")
     return float(value)
 
@@ -133,7 +131,7 @@ def from_json(text: str) -> LakeConfig:
     return LakeConfig({int(s): SizeConfig(**c) for s, c in raw.items()})
 
 # %% ../nbs/03_generator.ipynb #gen-symmetry
-@lru_cache(maxsize=None)
+@cache
 def _symmetries(n: int) -> np.ndarray:
     "int16[8, n*n]: where each cell goes under the eight symmetries of the square."
     grid = np.arange(n * n).reshape(n, n)
@@ -406,7 +404,8 @@ def project(
     num_agents: int = 2,  # for whom the holes must leave room
 ) -> tuple[LakeConfig, list[str]]:
     "The nearest configuration that can be generated, and a sentence for everything that was changed."
-    sizes, changes = sorted({_size(s) for s in sizes}), []
+    sizes = sorted({_size(s) for s in sizes})
+    changes: list[str] = []
     default = default or uniform(sizes)
     entries = _entries(raw, changes)
     for size in sorted(set(entries) - set(sizes)): changes.append(f"size {size} is not among the sizes {', '.join(map(str, sizes))}, so it was ignored")
@@ -468,8 +467,9 @@ def _supply(n: int, K: int, holes: int) -> tuple[np.ndarray, np.ndarray, np.ndar
                 s, g = np.array(starts, np.int16), np.array(goals, np.int16)
                 boards[_canonical(_symmetries(n), ice, n, s, g).tobytes()] = ice, s, g
     keys = sorted(boards)
-    ice, starts, goals = (np.array([boards[k][x] for k in keys]) for x in range(3))
-    return ice, starts, goals, np.array([_digest(k) for k in keys], np.int64), _facts_of(ice, n, starts, goals, BUDGET)
+    ice_all, starts_all, goals_all = (np.array([boards[k][x] for k in keys]) for x in range(3))
+    digests = np.array([_digest(k) for k in keys], np.int64)
+    return ice_all, starts_all, goals_all, digests, _facts_of(ice_all, n, starts_all, goals_all, BUDGET)
 
 # %% ../nbs/03_generator.ipynb #gen-lane
 Sampler = Literal["uniform", "constructive"]
@@ -607,7 +607,7 @@ def _orders(config: LakeConfig, n: int, num_agents: int) -> list[tuple[int, int,
 # %% ../nbs/03_generator.ipynb #gen-pilot
 RARE = 0.04  # share of boards needing a wait below which they are constructed
 
-@lru_cache(maxsize=None)
+@cache
 def _wait_share(size: int, num_agents: int, holes: int, objective: Objective) -> float:
     "The share of uniformly drawn boards that need a wait, in a trial that is the same for everybody."
     _, starts, goals, _ = board = _draw(np.random.default_rng([size, num_agents, holes]), _symmetries(size), size, num_agents, holes, False, 256)

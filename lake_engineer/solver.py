@@ -5,14 +5,14 @@
 # %% ../nbs/02_solver.ipynb #solver-imports
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from numba import njit
 import numpy as np
 
-from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, Plan, _objective, check
+from .lake import DEFAULT_OBJECTIVE, Instance, LakeError, Objective, Plan, _objective
 
 # %% auto #0
 __all__ = ['MAX_SIZE', 'FAR', 'SUM', 'SUM_NO_WAIT', 'SPAN', 'SPAN_NO_WAIT', 'NONE', 'OUT', 'YES', 'NO', 'UNKNOWN', 'EASY',
@@ -527,6 +527,7 @@ def _least_sum(b, first):
             gap[i, j] = first[i, j] - b.dist[i, b.starts[i]] - b.dist[j, b.starts[j]]
     return _alone(b)[0] + _cover(gap, K)
 
+# %% ../nbs/02_solver.ipynb #solver-sum-loop
 @njit(cache=True)
 def _best_sum(b, budget):
     "Status, optimal sum of costs, states expanded, last step, plan, and the pair tables if they were needed."
@@ -678,7 +679,7 @@ def needs_wait(
 # %% ../nbs/02_solver.ipynb #solver-annotate
 _FLAG = {-1: None, 0: False, 1: True}
 
-def _as_facts(row: Sequence[int]) -> dict[str, Any]:
+def _as_facts(row: Iterable[int]) -> dict[str, Any]:
     "One row of `_facts` with names and `None` for what is unknown."
     status, cost, span, wait, wait_span, used = map(int, row)
     return dict(status=STATUSES[status], optimal_makespan=None if span < 0 else span, optimal_sum_of_costs=None if cost < 0 else cost,
