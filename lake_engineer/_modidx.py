@@ -701,6 +701,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'lake_engineer/trainer.py'),
                                        'lake_engineer.trainer._logits_behind_prompts': ( 'trainer.html#_logits_behind_prompts',
                                                                                          'lake_engineer/trainer.py'),
+                                       'lake_engineer.trainer._seed': ('trainer.html#_seed', 'lake_engineer/trainer.py'),
                                        'lake_engineer.trainer._with_signal': ('trainer.html#_with_signal', 'lake_engineer/trainer.py'),
                                        'lake_engineer.trainer.examples': ('trainer.html#examples', 'lake_engineer/trainer.py'),
                                        'lake_engineer.trainer.grpo_config': ('trainer.html#grpo_config', 'lake_engineer/trainer.py'),

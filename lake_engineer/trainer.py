@@ -100,13 +100,17 @@ def warm_start(
         output_dir=str(out), per_device_train_batch_size=batch_size, max_steps=steps, learning_rate=learning_rate, lr_scheduler_type="cosine",
         warmup_steps=int(warmup * steps), weight_decay=0.01, completion_only_loss=True, max_length=None, packing=False, seed=seed,
         train_sampling_strategy="sequential", logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, **_device())
-    set_seed(seed)
+    _seed(seed)
     with tqdm(total=steps, desc="warm start", unit="step") as bar:
         log = _LossLog(bar)
         trainer = SFTTrainer(policy.model, args=config, train_dataset=data, processing_class=policy.tokenizer, callbacks=[log])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return log.losses
+
+def _seed(seed: int) -> None:
+    "Seed all streams; on a CPU also choose algorithms that add up in a fixed order, so that several threads give the same bytes."
+    set_seed(seed, deterministic=not torch.cuda.is_available())
 
 def _device() -> dict[str, Any]:
     "TRL's defaults assume a GPU; without one these are right."
@@ -274,7 +278,7 @@ def train_round(
     reward = _PolicyReward(policy, reward_settings(profile))
     last = _last_checkpoint(scratch)
     if last: reward.load_state_dict(json.loads((last / "reward_state.json").read_text()))
-    set_seed(seed)
+    _seed(seed)
     with tqdm(total=config.max_steps, desc=label, unit="step") as bar:
         trainer = trainer_class(policy.model, reward_funcs=reward, args=config, processing_class=policy.tokenizer,  # type: ignore[arg-type]
                                 train_dataset=Dataset.from_list(to_rows(instances, profile.style, objective=profile.objective)),
