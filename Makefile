@@ -45,7 +45,7 @@ base: setup
 test: setup
 	$(PY) -m ruff check nbs lake_engineer tests
 	$(PY) -m mypy
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv/bin/nbdev-test --n_workers 2 --timing
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv/bin/nbdev-test --n-workers 2 --timing
 	HF_HUB_OFFLINE=1 $(PY) -m pytest
 
 readme: setup
