@@ -83,7 +83,7 @@ class Profile(_Frozen):
     validation_instances: int = Field(ge=1)
     objective: Literal["sum_of_costs", "makespan"]
     style: Literal["compact", "joint", "paths", "actions"]  # of the prompt
-    threads: int = Field(ge=1)  # of PyTorch
+    threads: int = Field(ge=1)  # of PyTorch; another number may round differently
     train: TrainSettings
     reward: RewardProfile
     evaluate: EvaluateSettings

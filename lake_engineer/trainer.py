@@ -109,7 +109,7 @@ def warm_start(
     return log.losses
 
 def _seed(seed: int) -> None:
-    "Seed all streams; on a CPU also choose algorithms that add up in a fixed order, so that several threads give the same bytes."
+    "Seed all streams; on a CPU also choose algorithms that add up in a fixed order, so that a run with several threads can be repeated."
     set_seed(seed, deterministic=not torch.cuda.is_available())
 
 def _device() -> dict[str, Any]:
