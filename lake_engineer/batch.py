@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 import argparse
 import os
+import re
 import subprocess
 import sys
 
@@ -36,6 +37,7 @@ def _version(package: str) -> str | None:
     try: return version(package)
     except PackageNotFoundError: return None
 
+# %% ../nbs/14_batch.ipynb #ba-provenance-2
 def _commit() -> str | None:
     def git(*args: str) -> str: return subprocess.run(["git", "-C", str(repo_root()), *args], capture_output=True, text=True, check=True).stdout.strip()
     try: return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", "lake_engineer", "settings.ini", "nbs") else "")
@@ -66,6 +68,7 @@ def checked(
         raise BatchError(f"{notebook.name} has no parameter {', '.join(unknown)}; it takes {', '.join(known)}.")
     return {k: _typed(notebook, k, v, known[k]) for k, v in values.items()}
 
+# %% ../nbs/14_batch.ipynb #ba-checked-2
 def _typed(notebook: Path, name: str, value: Any, default: Any) -> Any:
     kind = type(default)
     if default is None or type(value) is kind: return value
@@ -97,6 +100,7 @@ def run_notebook(
     _finish(tmp, out)
     return out
 
+# %% ../nbs/14_batch.ipynb #ba-run-2
 def _finish(tmp: Path, out: Path) -> None:
     "Stamp the executed notebook with its provenance and give it its name."
     import nbformat
@@ -114,7 +118,8 @@ def rows(fixed: dict[str, Any], each: Sequence[Sequence[str]]) -> list[dict[str,
 
 def run_name(notebook: Path, values: dict[str, Any]) -> str:
     "File name of the executed notebook: its parameters say which run it is."
-    return "-".join([notebook.stem, *(str(v).replace("/", "_") for v in values.values())]) + ".ipynb"
+    words = [re.sub(r"[^\w.]+", "_", str(v)).strip("_")[:40] for v in values.values()]  # papermill reads braces in a path as a template
+    return "-".join([notebook.stem, *filter(None, words)]) + ".ipynb"
 
 # %% ../nbs/14_batch.ipynb #ba-main
 def main(argv: Sequence[str] | None = None) -> int:

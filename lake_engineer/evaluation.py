@@ -100,6 +100,7 @@ def to_frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
     return pd.DataFrame(list(rows)).astype({c: "boolean" for c in CHECKS} | {"cost": "Int64"})
 
+# %% ../nbs/10_evaluation.ipynb #ev-io-2
 def read_records(path: Path) -> pd.DataFrame:
     "The data frame behind a file of records; raises `LakeError` naming the line that is damaged."
     rows = []
@@ -116,6 +117,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     ci = binomtest(int(successes), int(n)).proportion_ci(confidence, method="wilson")
     return float(ci.low), float(ci.high)
 
+# %% ../nbs/10_evaluation.ipynb #ev-wilson-2
 def rates(records: pd.DataFrame, by: Sequence[str] = ("size",)) -> pd.DataFrame:
     "Valid and optimal rate with 95 % Wilson intervals per group, and over all rows if `by` is empty."
     import pandas as pd
@@ -143,6 +145,7 @@ class SizeBreakdown:
     @property
     def optimal_rate(self) -> float: return self.optimal / self.n if self.n else 0.0
 
+# %% ../nbs/10_evaluation.ipynb #ev-breakdown-2
 @dataclass(frozen=True)
 class FailureBreakdown:
     "What went wrong in an evaluation, per size (paper, context module F)."

@@ -278,6 +278,7 @@ def to_dict(instance: Instance) -> dict[str, Any]:
 
 _SOLVED = ("optimal_makespan", "optimal_sum_of_costs", "needs_wait", "needs_wait_makespan", "sampler")
 
+# %% ../nbs/01_lake.ipynb #lake-dict-2
 def from_dict(d: dict[str, Any]) -> Instance:
     "The inverse of `to_dict`; unknown keys are an error, since a misspelt optimum would be lost in silence."
     known = {"id", "size", "holes", "starts", "goals", *_SOLVED}

@@ -38,6 +38,7 @@ class RunError(ValueError):
 
 def runs_dir() -> Path: return at_root("results/runs")
 
+# %% ../nbs/13_loop.ipynb #lo-paths-2
 @dataclass(frozen=True)
 class Run:
     "One arm with one seed, as far as it has got."
@@ -80,6 +81,7 @@ def validation_instances(profile: Profile) -> tuple[Instance, ...]:
     "The frozen validation boards of a profile; no training board is among them."
     return tuple(heldout("validation", profile.sizes, profile.num_agents, profile.validation_instances))
 
+# %% ../nbs/13_loop.ipynb #lo-seeds-2
 def validate(policy: LocalPolicy, profile: Profile, out: Path, label: str) -> pd.DataFrame:
     "Greedy answers of `policy` on the validation boards, kept in `out`."
     e = profile.evaluate
@@ -157,6 +159,7 @@ def round_zero(profile: Profile, seed: int, config: LakeConfig, out: Path) -> Ru
         do_round(run, 0, base, profile, seed)
     return run
 
+# %% ../nbs/13_loop.ipynb #lo-zero-2
 def write_proposal(run: Run, number: int, proposal: Proposal) -> None:
     "The configuration and the proposal it came from."
     write_text(run.round_dir(number) / "proposal.json", json.dumps(proposal.to_dict(), indent=1) + "\n")

@@ -30,6 +30,7 @@ class Completion:
     tokens: int  # in tokens of the policy's own tokenizer
     finished: bool  # False if it was cut off at the limit
 
+# %% ../nbs/08_policy.ipynb #pol-interface-2
 class Policy(Protocol):
     "Anything that answers prompts."
     name: str
@@ -44,6 +45,7 @@ def tiny_vocabulary() -> list[str]:
     cells = [f"({r},{c})" for r in range(MAX_TINY_SIZE) for c in range(MAX_TINY_SIZE)]
     return _WORDS + [str(i) for i in range(2, 17)] + cells
 
+# %% ../nbs/08_policy.ipynb #pol-tokenizer-2
 def tiny_tokenizer() -> Any:
     "One token per word of a compact prompt, a `PreTrainedTokenizerFast` that pads on the left."
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -72,6 +74,7 @@ def tiny_model(
         _embed_cells(model.get_input_embeddings().weight.data)
     return model
 
+# %% ../nbs/08_policy.ipynb #pol-tiny-2
 def _embed_cells(weight: Any, noise: float = 0.3) -> None:
     "Start every cell's embedding as row vector + column vector + noise."
     import torch

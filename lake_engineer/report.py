@@ -39,6 +39,7 @@ def find_runs(
     if not done: raise RunError(f"no finished arm of profile {profile!r} and seed {seed} in {folder}; run `make reproduce PROFILE={profile} SEED={seed}` first.")
     return done
 
+# %% ../nbs/15_report.ipynb #re-find-2
 def base_records(profile: str, out: Path | None = None) -> pd.DataFrame:
     "The validation records of the policy before any training."
     return read_records((out or runs_dir()) / profile / "base" / "validation.jsonl")
@@ -107,6 +108,7 @@ def percent(table: pd.DataFrame, last_round_only: bool = False) -> pd.DataFrame:
     if "difference" in table: columns["valid, points above fixed-random"] = span("difference")
     return pd.DataFrame(columns)
 
+# %% ../nbs/15_report.ipynb #re-markdown-2
 def to_markdown(table: pd.DataFrame) -> str:
     "A Markdown table."
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in [list(table), ["---"] * table.shape[1], *table.to_numpy().tolist()]]
@@ -126,6 +128,7 @@ def plot_rates(ax: Any, table: pd.DataFrame) -> None:
     ax.set_xticks(range(len(rows)), ["base", *(f"round {r}" for r in rows["round"][1:])])
     ax.set_ylabel("valid, % of validation boards"); ax.set_title(f"Validation, {base.n} boards, 95 % intervals"); ax.legend(frameon=False)
 
+# %% ../nbs/15_report.ipynb #re-lines-2
 def _with_base(table: pd.DataFrame, arm: str) -> pd.DataFrame:
     "The rows of an arm after the base's."
     return table[(table["round"] == "-") | (table.arm == arm)]
@@ -157,6 +160,7 @@ def quick_figure(runs: dict[str, Run], table: pd.DataFrame) -> Any:
     for ax in axes[2:]: ax.set_ylabel("")
     return fig
 
+# %% ../nbs/15_report.ipynb #re-figure-2
 def save_figure(fig: Any, path: Path, dpi: int = 150) -> Path:
     "Write a figure whole or not at all, without the time of drawing, so that the same figure is the same file."
     from io import BytesIO
@@ -176,6 +180,7 @@ def telling_board(
     row = readable.sort_values(["size", "needs_wait", "id"], ascending=[False, False, True]).iloc[0]
     return row["id"], row["completion"], row["completion_after"]
 
+# %% ../nbs/15_report.ipynb #re-telling-2
 def answer_panel(instance: Instance, completion: str, title: str) -> Panel:
     "The answer as `render` shows it."
     try: return Panel(parse(completion, instance), title)

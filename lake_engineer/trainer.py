@@ -75,6 +75,7 @@ def examples(
         return {"prompt": prompt(i, style), "completion": " " + format_answer(p, i, style)}
     return Dataset.from_list(_bucketed([one() for _ in range(n)], batch_size, rng))
 
+# %% ../nbs/09_trainer.ipynb #tr-sft-data-2
 def _bucketed(rows: list[dict[str, str]], batch_size: int, rng: np.random.Generator, window: int = 16) -> list[dict[str, str]]:
     "Rows whose neighbours in a batch are of similar length, while the lengths of successive batches are random."
     out: list[dict[str, str]] = []
@@ -112,6 +113,7 @@ def _seed(seed: int) -> None:
     "Seed all streams; on a CPU also choose algorithms that add up in a fixed order, so that a run with several threads can be repeated."
     set_seed(seed, deterministic=not torch.cuda.is_available())
 
+# %% ../nbs/09_trainer.ipynb #tr-sft-2
 def _device() -> dict[str, Any]:
     "TRL's defaults assume a GPU; without one these are right."
     if torch.cuda.is_available(): return dict(bf16=True)
@@ -200,6 +202,7 @@ def reward_settings(profile: Profile) -> RewardSettings:
     "The reward of a profile."
     return RewardSettings(objective=profile.objective, l1=profile.reward.l1, l2=profile.reward.l2, decay=profile.reward.decay)
 
+# %% ../nbs/09_trainer.ipynb #tr-reward-2
 class _PolicyReward(RewardFunction):
     "The reward of answers as `policy` decodes them, with its own share of the step's seconds logged."
     def __init__(self, policy: LocalPolicy, settings: RewardSettings):
