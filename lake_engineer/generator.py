@@ -5,34 +5,36 @@
 # %% ../nbs/03_generator.ipynb #gen-imports
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, cache
 from hashlib import sha256
-from itertools import combinations, count, islice, permutations
+from itertools import combinations, islice, permutations
 from numbers import Real
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 import json
 import math
+import os
 import re
 import warnings
 
 from numba import njit
 import numpy as np
 
-from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, _objective
-from .solver import BUDGET, MAX_SIZE, UNSOLVABLE, _as_facts, _facts_of, _flood, _graph
+from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, _objective, distances, from_dict, to_dict, write_text
+from .solver import BUDGET, MAX_SIZE, UNSOLVABLE, _as_facts, _facts_of, _flood, _graph, _pool
 
 # %% auto #0
 __all__ = ['MIN_SIZE', 'SIZES', 'FIELDS', 'Split', 'SPLITS', 'ROOM', 'MAX_HOLE_RATIO', 'ENUMERABLE', 'Sampler', 'DRAWS',
-           'GIVE_UP', 'RARE', 'HOLE_RATIOS', 'WAIT_SUBSETS', 'HELDOUT_SEED', 'HELDOUT_BUDGET', 'BENCHMARK_CELL',
-           'ConfigError', 'SizeConfig', 'LakeConfig', 'uniform', 'random_config', 'from_json', 'canonical', 'split_of',
-           'max_holes', 'hole_count', 'project', 'diff', 'json_schema', 'LaneReport', 'GenerationReport', 'stream',
-           'generate_with_report', 'generate', 'heldout', 'benchmark']
+           'GIVE_UP', 'RARE', 'FORMATS', 'HOLE_RATIOS', 'WAIT_SUBSETS', 'HELDOUT_SEED', 'HELDOUT_BUDGET',
+           'BENCHMARK_CELL', 'ConfigError', 'SizeConfig', 'LakeConfig', 'uniform', 'random_config', 'from_json',
+           'canonical', 'split_of', 'max_holes', 'hole_count', 'project', 'diff', 'json_schema', 'LaneReport',
+           'GenerationReport', 'stream', 'generate_with_report', 'generate', 'read_files', 'generate_files', 'waste',
+           'records', 'describe', 'plot_set', 'compare_samplers', 'heldout', 'benchmark']
 
 # %% ../nbs/03_generator.ipynb #gen-config-error
 MIN_SIZE = 3  # the smallest map of the paper
@@ -42,6 +44,7 @@ FIELDS = ("data_ratio", "hole_ratio", "wait_ratio")
 class ConfigError(LakeError):
     "A configuration that means nothing, or that no generator could meet."
 
+# %% ../nbs/03_generator.ipynb #gen-sizeconfig
 @dataclass(frozen=True)
 class SizeConfig:
     "What to make on one map size."
@@ -49,6 +52,7 @@ class SizeConfig:
     hole_ratio: float  # share of the cells that are holes, 0 to 1
     wait_ratio: float  # share of this size's instances that need a wait, 0 to 1
 
+# %% ../nbs/03_generator.ipynb #gen-ratio
 def _ratio(size: int, name: str, value: Any) -> float:
     "A number in the range of its field, or a `ConfigError`."
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
@@ -61,7 +65,7 @@ def _size(size: Any) -> int:
     return int(size)
 
 # %% ../nbs/03_generator.ipynb #gen-config
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LakeConfig:
     "What to make: one `SizeConfig` per map size, data ratios summing to 1."
     sizes: Mapping[int, SizeConfig]
@@ -77,6 +81,7 @@ class LakeConfig:
         object.__setattr__(self, "sizes", MappingProxyType(sizes))
 
     def __hash__(self): return hash(tuple(self.sizes.items()))
+    def __repr__(self): return "LakeConfig({" + ", ".join(f"{s}: SizeConfig({c.data_ratio:g}, {c.hole_ratio:g}, {c.wait_ratio:g})" for s, c in self.sizes.items()) + "})"
     def __reduce__(self): return LakeConfig, (dict(self.sizes),)
     @staticmethod
     def uniform(sizes: Iterable[int] = SIZES, hole_ratio: float = 0.3, wait_ratio: float = 0.5) -> LakeConfig: return uniform(sizes, hole_ratio, wait_ratio)
@@ -111,6 +116,7 @@ def uniform(
     sizes = sorted(set(sizes))
     return LakeConfig({s: SizeConfig(1 / len(sizes), hole_ratio, wait_ratio) for s in sizes})
 
+# %% ../nbs/03_generator.ipynb #gen-random-config
 def random_config(
     sizes: Iterable[int] = SIZES,
     seed: int = 0,
@@ -121,6 +127,7 @@ def random_config(
     data = _shares(list(rng.dirichlet(np.ones(len(sizes)))), 100)
     return LakeConfig({s: SizeConfig(d / 100, int(rng.integers(0, 51)) / 100, int(rng.integers(0, 101)) / 100) for s, d in zip(sizes, data)})
 
+# %% ../nbs/03_generator.ipynb #gen-from-json
 def from_json(text: str) -> LakeConfig:
     "Read what `to_json` writes; anything else is an error (`project` is the forgiving way)."
     try: raw = json.loads(text)
@@ -154,6 +161,7 @@ def _image(to, ice, n, starts, goals, out):
             j -= 1
         out[base + 2 * j], out[base + 2 * j + 1] = s, to[goals[i]]
 
+# %% ../nbs/03_generator.ipynb #gen-canonicalx
 @njit(cache=True)
 def _canonical(symmetries, ice, n, starts, goals):
     "The least of the eight images, uint8."
@@ -188,6 +196,7 @@ def split_of(instance: Instance) -> Split:
     "The split to which this board belongs, whoever made it."
     return SPLITS[_TENTHS[_digest(canonical(instance)) % 10]]
 
+# %% ../nbs/03_generator.ipynb #gen-splitx
 def _split(split: str) -> int:
     if split not in SPLITS: raise ConfigError(f"split must be one of {', '.join(SPLITS)}, not {split!r}.")
     return SPLITS.index(split)
@@ -205,6 +214,7 @@ def _pieces(ice, n, cell):
     for k in range(0, 8, 2): pieces += ring[k] and not (ring[k - 1] and ring[k - 2])
     return pieces  # 0 if the ring is closed
 
+# %% ../nbs/03_generator.ipynb #gen-connected
 @njit(cache=True)
 def _connected(ice, n):
     "Is the ice in one piece?"
@@ -217,6 +227,7 @@ def _below(rng, n):
     "A random integer below `n`; the same compiled or not."
     return int(rng.random() * n)
 
+# %% ../nbs/03_generator.ipynb #gen-mapx
 @njit(cache=True)
 def _map(rng, n, holes):
     "uint8[n*n]: a connected map with so many holes."
@@ -243,6 +254,7 @@ def _pick(rng, out, i, cells):
         for j in range(i): fresh = fresh and out[j] != v
         if fresh: out[i] = v; return
 
+# %% ../nbs/03_generator.ipynb #gen-agents
 @njit(cache=True)
 def _agents(rng, cells, starts, goals, fixed):
     "Draw the starts and goals of all agents but the first `fixed`; False if that cannot go on."
@@ -266,6 +278,7 @@ def _narrow(near, degree, start, goal):
         if to[v] + back[v] == d: on[to[v]] = v if on[to[v]] == -2 else -1
     return on
 
+# %% ../nbs/03_generator.ipynb #gen-meeting
 @njit(cache=True)
 def _meeting(rng, near, degree, starts, goals):
     "Two agents that must meet on a cell neither starts or ends on; False if this attempt found none."
@@ -297,6 +310,7 @@ def _draw_one(rng, n, holes, meet, starts, goals):
     if not found: starts[0] = -1
     return ice
 
+# %% ../nbs/03_generator.ipynb #gen-drawx
 @njit(cache=True)
 def _draw(rng, symmetries, n, K, holes, meet, count):
     "ice uint8[count, n*n], starts and goals int16[count, K], keys uint8[count, L]."
@@ -318,6 +332,7 @@ def max_holes(
     "The most holes `generate` makes on this size for so many agents."
     return min(_size(size) ** 2 - ROOM[_num_agents(num_agents)], math.floor(MAX_HOLE_RATIO * size**2))
 
+# %% ../nbs/03_generator.ipynb #gen-hole-count
 def hole_count(
     size: int,
     hole_ratio: float,
@@ -330,6 +345,7 @@ def hole_count(
                           f"(hole_ratio {limit / size**2:.2f}), but hole_ratio {hole_ratio:g} makes {holes}.")
     return holes
 
+# %% ../nbs/03_generator.ipynb #gen-num-agents
 def _num_agents(num_agents: Any) -> int:
     if isinstance(num_agents, bool) or num_agents not in ROOM: raise ConfigError(f"num_agents must be 1 to {MAX_AGENTS}, not {num_agents!r:.60}.")
     return num_agents
@@ -343,6 +359,7 @@ def _number(raw: Any) -> float | None:
     if isinstance(raw, bool) or not isinstance(raw, Real) or not math.isfinite(raw): return None
     return float(raw)
 
+# %% ../nbs/03_generator.ipynb #gen-clean
 def _clean(raw: Any, name: str, fallback: float) -> tuple[float, str]:
     "The nearest valid value of a field, and what was done, or an empty string."
     x = _number(raw)
@@ -359,6 +376,7 @@ def _size_key(key: Any) -> int | None:
     m = re.fullmatch(r"\s*(?:size)?[\s_:-]*(\d{1,4})(?:\s*[x×]\s*\1)?\s*", str(key), re.I)
     return int(m[1]) if m else None
 
+# %% ../nbs/03_generator.ipynb #gen-entriesx
 def _entries(raw: Any, changes: list[str]) -> dict[int, Any]:
     "Size → raw entry, from whatever form the answer has."
     if isinstance(raw, LakeConfig): return {s: vars(c) for s, c in raw.sizes.items()}
@@ -430,6 +448,7 @@ def diff(
     both = pd.concat({"old": tables[0], "new": tables[1], "change": tables[1] - tables[0]}, axis=1)
     return both.swaplevel(axis=1)[[(f, x) for f in FIELDS for x in ("old", "new", "change")]].sort_index()
 
+# %% ../nbs/03_generator.ipynb #gen-json-schema
 def json_schema(
     sizes: Iterable[int] = SIZES,
 ) -> dict[str, Any]:
@@ -448,24 +467,36 @@ def _maps(n: int, holes: int) -> Iterator[np.ndarray]:
         ice[list(cells)] = 0
         if min(tuple(sorted(to[list(cells)].tolist())) for to in symmetries) == cells and _connected(ice, n): yield ice
 
+# %% ../nbs/03_generator.ipynb #gen-countable
 ENUMERABLE = 100_000  # arrangements; above, boards are drawn and not counted
 
 def _countable(n: int, K: int, holes: int) -> bool:
     free = n * n - holes
     return math.comb(n * n, holes) * math.perm(free, K) ** 2 // math.factorial(K) <= ENUMERABLE
 
+# %% ../nbs/03_generator.ipynb #gen-keys
+@njit(cache=True)
+def _keys(symmetries, ice, n, starts, goals):
+    "uint8[B, L]: the keys of many arrangements on one map."
+    keys = np.empty((len(starts), 2 + (n * n + 7) // 8 + 2 * starts.shape[1]), np.uint8)
+    for k in range(len(starts)): keys[k] = _canonical(symmetries, ice, n, starts[k], goals[k])
+    return keys
+
+def _boards_on(ice: np.ndarray, n: int, K: int) -> dict[bytes, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    "Every board on one map, one of each eight: key -> ice, starts, goals."
+    free = np.flatnonzero(ice).tolist()
+    starts, goals = (np.array(list(f(free, K)), np.int16) for f in (combinations, permutations))
+    starts, goals = np.repeat(starts, len(goals), axis=0), np.tile(goals, (len(starts), 1))
+    moving = (starts != goals).all(1)
+    starts, goals = starts[moving], goals[moving]
+    keys = _keys(_symmetries(n), ice, n, starts, goals)
+    return {k.tobytes(): (ice, s, g) for k, s, g in zip(keys, starts, goals)}
+
 # %% ../nbs/03_generator.ipynb #gen-supply
 @lru_cache(maxsize=64)
 def _supply(n: int, K: int, holes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     "All boards of a countable kind in order of their keys: ice, starts, goals, digests int64, facts."
-    boards = {}
-    for ice in _maps(n, holes):
-        free = np.flatnonzero(ice).tolist()
-        for starts in combinations(free, K):
-            for goals in permutations(free, K):
-                if any(s == g for s, g in zip(starts, goals)): continue
-                s, g = np.array(starts, np.int16), np.array(goals, np.int16)
-                boards[_canonical(_symmetries(n), ice, n, s, g).tobytes()] = ice, s, g
+    boards = {k: b for ice in _maps(n, holes) for k, b in _boards_on(ice, n, K).items()}
     keys = sorted(boards)
     ice_all, starts_all, goals_all = (np.array([boards[k][x] for k in keys]) for x in range(3))
     digests = np.array([_digest(k) for k in keys], np.int64)
@@ -491,6 +522,7 @@ class _Lane:
     def rng(self, chunk: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, SPLITS.index(self.split), self.size, self.num_agents, self.holes, self.wait, self.sampler == "uniform", chunk])
 
+# %% ../nbs/03_generator.ipynb #gen-found
 @dataclass(frozen=True)
 class _Found:
     "A board as the lanes pass it on."
@@ -509,6 +541,7 @@ def _right(lane: _Lane, facts: np.ndarray) -> tuple[np.ndarray, Counter]:
     right = ~unsolvable & ~undecided & (wait == lane.wait)
     return right, Counter(unsolvable=int(unsolvable.sum()), undecided=int(undecided.sum()), other_kind=int((~unsolvable & ~undecided & ~right).sum()))
 
+# %% ../nbs/03_generator.ipynb #gen-chunkx
 def _chunk(lane: _Lane, number: int) -> tuple[list[_Found], Counter]:
     "The boards of the lane among the draws of one chunk, and the count of all that were not."
     n, K = lane.size, lane.num_agents
@@ -521,6 +554,19 @@ def _chunk(lane: _Lane, number: int) -> tuple[list[_Found], Counter]:
     right, counts = _right(lane, facts)
     counts.update(drawn=DRAWS, no_meeting=DRAWS - len(drawn), other_split=int((~mine).sum()))
     return [_Found(ice[i], starts[i], goals[i], int(d), f) for i, d, f in zip(at[right], digests[mine][right], facts[right])], counts
+
+# %% ../nbs/03_generator.ipynb #gen-seen
+class _Seen:
+    "Digests seen so far, 8 bytes each."
+    def __init__(self): self.old, self.new = np.zeros(0, np.int64), set()
+    def __len__(self) -> int: return len(self.old) + len(self.new)
+    def add(self, digest: int) -> bool:
+        "Add a digest; False if it was there."
+        i = int(np.searchsorted(self.old, digest))
+        if digest in self.new or (i < len(self.old) and self.old[i] == digest): return False
+        self.new.add(digest)
+        if len(self.new) >= 4096: self.old = np.union1d(self.old, np.fromiter(self.new, np.int64, len(self.new))); self.new.clear()
+        return True
 
 # %% ../nbs/03_generator.ipynb #gen-all-of
 def _all_of(lane: _Lane) -> list[_Found]:
@@ -551,49 +597,67 @@ class LaneReport:
     counts: Counter = field(default_factory=Counter)  # drawn, other_split, unsolvable, undecided, other_kind, known, no_meeting
 
     def __str__(self) -> str:
-        kind = f"size {self.size} with {self.holes} holes that {'need' if self.needs_wait else 'need no'} wait"
+        kind = f"size {self.size} with {self.holes} holes that need {'a' if self.needs_wait else 'no'} wait"
         return f"{self.requested} boards of {kind} were asked for, but only {self.distinct} different ones exist" + \
                ("" if self.supply is not None else f" as far as {self.counts['drawn']} draws show") + f"; {self.repeated} are repeats"
 
-# %% ../nbs/03_generator.ipynb #gen-serve
-def _chunks(lane: _Lane, executor: Executor | None, ahead: int) -> Iterator[tuple[list[_Found], Counter]]:
-    "The chunks of a lane in order, computed here or by the executor `ahead` of time."
-    if executor is None: yield from (_chunk(lane, c) for c in count())
-    else:
-        pending: deque[Future] = deque(executor.submit(_chunk, lane, c) for c in range(ahead))
-        for c in count(ahead):
-            yield pending.popleft().result()
-            pending.append(executor.submit(_chunk, lane, c))
-
+# %% ../nbs/03_generator.ipynb #gen-source
 GIVE_UP = 1_000_000  # draws without a single board of the kind
 
-def _fresh(lane: _Lane, report: LaneReport, executor: Executor | None, ahead: int) -> Iterator[_Found]:
-    "Every board of a lane once."
-    if report.supply is not None: yield from _all_of(lane); return
-    seen: set[int] = set()
-    known = 0  # since the last new board
-    for found, counts in _chunks(lane, executor, ahead):
-        report.counts.update(counts)
-        for f in found:
-            if f.digest in seen: known += 1; report.counts["known"] += 1; continue
-            seen.add(f.digest)
-            known = 0
-            yield f
-        if seen and known >= max(500, 10 * len(seen)): return
-        if not seen and report.counts["drawn"] >= GIVE_UP: raise ConfigError(f"{_kind(lane)}: none was found in {GIVE_UP} draws.")
+class _Source:
+    "Boards of a lane without end, each with how often it was handed out before."
+    def __init__(self, lane: _Lane, report: LaneReport, executor: Executor | None = None, ahead: int = 1):
+        self.lane, self.report, self.executor, self.ahead = lane, report, executor, ahead
+        self.pending: dict[int, Future] = {}
+        self.state = dict(chunk=0, at=0, known=0, again=0)  # next board, known boards since the last new one, passes done
+        self.seen, self.found = _Seen(), self._load()
 
-def _serve(lane: _Lane, report: LaneReport, executor: Executor | None, ahead: int) -> Iterator[tuple[_Found, int]]:
-    "Boards without end, and how often each was handed out before."
-    for again in count():
-        for f in islice(_fresh(lane, report if again == 0 else replace(report, counts=Counter()), executor, ahead), report.distinct if again else None):
-            if again: report.repeated += 1
-            else: report.distinct += 1
-            yield f, again
+    def _load(self) -> list[_Found]:
+        "The boards of the current chunk; of a countable lane, all."
+        if self.report.supply is not None: return _all_of(self.lane)
+        if self.executor is None: return self._count(*_chunk(self.lane, self.state["chunk"]))
+        for c in range(self.state["chunk"], self.state["chunk"] + self.ahead):
+            if c not in self.pending: self.pending[c] = self.executor.submit(_chunk, self.lane, c)
+        return self._count(*self.pending.pop(self.state["chunk"]).result())
+
+    def _count(self, found: list[_Found], counts: Counter) -> list[_Found]:
+        if self.state["again"] == 0 and self.state["at"] == 0: self.report.counts.update(counts)
+        return found
+
+# %% ../nbs/03_generator.ipynb #gen-next
+def _used_up(source: _Source) -> bool:
+    "Has the source handed out every board there is, as far as it can tell?"
+    r, s = source.report, source.state
+    if s["again"]: return len(source.seen) >= r.distinct
+    if r.supply is not None: return s["at"] >= len(source.found)
+    if not len(source.seen) and r.counts["drawn"] >= GIVE_UP: raise ConfigError(f"{_kind(source.lane)}: none was found in {GIVE_UP} draws.")
+    return len(source.seen) > 0 and s["known"] >= max(500, 10 * len(source.seen))
+
+# %% ../nbs/03_generator.ipynb #gen-nextx
+def _next(source: _Source) -> tuple[_Found, int]:
+    "The next board of a source, and how often it was handed out before."
+    s, r = source.state, source.report
+    while True:
+        if _used_up(source):
+            s.update(chunk=0, at=0, known=0, again=s["again"] + 1)
+            source.seen, source.pending, source.found = _Seen(), {}, source._load()
+        elif s["at"] >= len(source.found): s.update(chunk=s["chunk"] + 1, at=0); source.found = source._load()
+        else:
+            f = source.found[s["at"]]
+            s["at"] += 1
+            if source.seen.add(f.digest):
+                s["known"] = 0
+                if s["again"]: r.repeated += 1
+                else: r.distinct += 1
+                return f, s["again"]
+            s["known"] += 1
+            if not s["again"]: r.counts["known"] += 1
 
 # %% ../nbs/03_generator.ipynb #gen-order
 def _kind(lane: _Lane) -> str:
     return f"size {lane.size}, {lane.num_agents} agents, {lane.holes} holes, {'needing a' if lane.wait else 'needing no'} wait, split {lane.split!r}"
 
+# %% ../nbs/03_generator.ipynb #gen-orders
 def _orders(config: LakeConfig, n: int, num_agents: int) -> list[tuple[int, int, bool, int]]:
     "(size, holes, wait, count) of every kind of board in an order of `n`."
     out = []
@@ -611,7 +675,7 @@ RARE = 0.04  # share of boards needing a wait below which they are constructed
 def _wait_share(size: int, num_agents: int, holes: int, objective: Objective) -> float:
     "The share of uniformly drawn boards that need a wait, in a trial that is the same for everybody."
     _, starts, goals, _ = board = _draw(np.random.default_rng([size, num_agents, holes]), _symmetries(size), size, num_agents, holes, False, 256)
-    facts = _facts_of(board[0], size, starts, goals, 500)
+    facts = _facts_of(board[0], size, starts, goals, 20_000)
     return float((facts[:, 3 if objective == "sum_of_costs" else 4] == 1).mean())
 
 # %% ../nbs/03_generator.ipynb #gen-lanes
@@ -640,7 +704,34 @@ def _instance(lane: _Lane, how: Sampler, f: _Found, again: int) -> Instance:
     return Instance(Lake(n, frozenset(cells(np.flatnonzero(f.ice == 0)))), cells(f.starts), cells(f.goals),
                     id=f"{f.digest:016x}" + (f"-{again + 1}" if again else ""), sampler=how, **facts)
 
-# %% ../nbs/03_generator.ipynb #gen-stream
+# %% ../nbs/03_generator.ipynb #gen-order-class
+@dataclass(frozen=True)
+class _Order:
+    "Everything that decides which boards come out."
+    config: LakeConfig
+    n: int
+    num_agents: int = 2
+    seed: int = 0
+    split: Split = "train"
+    objective: Objective = DEFAULT_OBJECTIVE
+    sampler: Literal["auto", "uniform", "constructive"] = "auto"
+    budget: int = 100_000
+
+    def __post_init__(self):
+        _split(self.split), _objective(self.objective), _num_agents(self.num_agents)
+        if not isinstance(self.config, LakeConfig): raise ConfigError(f"config must be a LakeConfig, not {self.config!r:.60}; LakeConfig.project makes one of anything.")
+        if self.sampler not in ("auto", "uniform", "constructive"): raise ConfigError(f"sampler must be auto, uniform or constructive, not {self.sampler!r:.60}.")
+        for name, low in (("n", 0), ("seed", 0), ("budget", 1)): _whole(name, getattr(self, name), low)
+
+    def lanes(self) -> list[tuple[_Lane, LaneReport]]:
+        return _lanes(self.config, self.n, self.num_agents, self.seed, self.split, self.objective, self.sampler, self.budget)
+    def to_dict(self) -> dict[str, Any]: return {**vars(self), "config": self.config.to_dict()}
+
+# %% ../nbs/03_generator.ipynb #gen-whole
+def _whole(name: str, v: Any, low: int) -> None:
+    if isinstance(v, bool) or not hasattr(v, "__index__") or v < low: raise ConfigError(f"{name} must be an integer of at least {low}, not {v!r:.60}.")
+
+# %% ../nbs/03_generator.ipynb #gen-report-all
 @dataclass
 class GenerationReport:
     "What became of an order, kind by kind."
@@ -652,7 +743,27 @@ class GenerationReport:
         "One row per kind of board."
         import pandas as pd
         return pd.DataFrame([{**{k: v for k, v in vars(r).items() if k != "counts"}, **r.counts} for r in self.lanes]).convert_dtypes()
+    def warn(self) -> None:
+        "Say which boards were repeated."
+        for r in self.lanes:
+            if r.repeated: warnings.warn(f"{r}.", stacklevel=3)
 
+# %% ../nbs/03_generator.ipynb #gen-mix
+def _labels(lanes: list[tuple[_Lane, LaneReport]], order: _Order) -> np.ndarray:
+    "Which lane each instance of the order comes from, in random order."
+    labels = np.repeat(np.arange(len(lanes), dtype=np.int16), [r.requested for _, r in lanes])
+    np.random.default_rng([order.seed, order.n]).shuffle(labels)
+    return labels
+
+# %% ../nbs/03_generator.ipynb #gen-mixx
+def _mix(order: _Order, lanes: list[tuple[_Lane, LaneReport]], workers: int, report: GenerationReport) -> Iterator[Instance]:
+    report.lanes.extend(r for _, r in lanes)
+    with _pool(workers) as executor:
+        sources = [_Source(lane, r, executor, 1 + workers // len(lanes)) for lane, r in lanes]
+        for k in _labels(lanes, order): yield _instance(lanes[k][0], lanes[k][1].sampler, *_next(sources[k]))
+    report.warn()
+
+# %% ../nbs/03_generator.ipynb #gen-stream
 def stream(
     config: LakeConfig,
     n: int,  # how many
@@ -662,37 +773,13 @@ def stream(
     split: Split = "train",
     objective: Objective = DEFAULT_OBJECTIVE,  # whose need for a wait `wait_ratio` means
     sampler: Literal["auto", "uniform", "constructive"] = "auto",  # for boards that need a wait; the others are always uniform
-    budget: int = 20_000,  # node expansions per question before a board is left out as undecided
+    budget: int = 100_000,  # node expansions per question before a board is left out as undecided
     report: GenerationReport | None = None,  # filled in on the way
 ) -> Iterator[Instance]:
     "The instances of an order one by one, in constant memory but for 8 bytes a board, the same for any number of workers."
-    _split(split), _objective(objective), _num_agents(num_agents)
-    if sampler not in ("auto", "uniform", "constructive"): raise ConfigError(f"sampler must be auto, uniform or constructive, not {sampler!r}.")
-    for name, v, low in (("n", n, 0), ("seed", seed, 0), ("workers", workers, 1)):
-        if isinstance(v, bool) or not hasattr(v, "__index__") or v < low: raise ConfigError(f"{name} must be an integer of at least {low}, not {v!r:.60}.")
-    lanes = _lanes(config, n, num_agents, seed, split, objective, sampler, budget)
-    return _mix(lanes, n, seed, workers, report if report is not None else GenerationReport())
-
-# %% ../nbs/03_generator.ipynb #gen-mix
-def _mix(lanes: list[tuple[_Lane, LaneReport]], n: int, seed: int, workers: int, report: GenerationReport) -> Iterator[Instance]:
-    report.lanes.extend(r for _, r in lanes)
-    order = np.repeat(np.arange(len(lanes), dtype=np.int16), [r.requested for _, r in lanes])
-    np.random.default_rng([seed, n]).shuffle(order)
-    with _pool(workers) as executor:
-        served = [_serve(lane, r, executor, 1 + workers // len(lanes)) for lane, r in lanes]
-        for k in order:
-            lane, r = lanes[k]
-            f, again = next(served[k])
-            yield _instance(lane, r.sampler, f, again)
-    for r in report.lanes:
-        if r.repeated: warnings.warn(f"{r}.", stacklevel=2)
-
-def _pool(workers: int) -> Any:
-    "A process pool, or nothing for one worker."
-    if workers == 1: return nullcontext()
-    import multiprocessing
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method))
+    order = _Order(config, n, num_agents, seed, split, objective, sampler, budget)
+    _whole("workers", workers, 1)
+    return _mix(order, order.lanes(), workers, report if report is not None else GenerationReport())
 
 # %% ../nbs/03_generator.ipynb #gen-generate
 def generate_with_report(
@@ -713,6 +800,7 @@ def generate_with_report(
         instances = tqdm(instances, total=n, desc="generate")
     return list(instances), report
 
+# %% ../nbs/03_generator.ipynb #gen-generatex
 def generate(
     config: LakeConfig,
     n: int,
@@ -726,11 +814,188 @@ def generate(
     "`n` annotated instances that meet the configuration exactly; warns where boards had to repeat."
     return generate_with_report(config, n, num_agents, seed, workers, split, progress, **kwargs)[0]
 
+# %% ../nbs/03_generator.ipynb #gen-parts
+FORMATS = ("jsonl", "parquet")
+
+def _write_part(path: Path, instances: list[Instance]) -> None:
+    "One part, whole or not at all."
+    rows = [to_dict(x) for x in instances]
+    if path.suffix == ".jsonl": write_text(path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in rows)); return
+    import io
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    write_text(path, buffer.getvalue())
+
+# %% ../nbs/03_generator.ipynb #gen-read-part
+def _read_part(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        with path.open() as f: yield from map(json.loads, f)
+    else:
+        import pyarrow.parquet as pq
+        yield from pq.read_table(path).to_pylist()
+
+# %% ../nbs/03_generator.ipynb #gen-read-files
+def read_files(
+    folder: str | os.PathLike,  # what `generate_files` has written
+) -> Iterator[Instance]:
+    "The instances in a folder one by one, in order."
+    for path in sorted(Path(folder).glob("part-*")): yield from map(from_dict, _read_part(path))
+
+# %% ../nbs/03_generator.ipynb #gen-resume
+def _restore(state: dict[str, Any], folder: Path, sources: list[_Source], suffix: str) -> None:
+    "Bring the sources to where `state.json` says they stood; what they have seen is read from the parts."
+    for source, saved in zip(sources, state["sources"]):
+        source.state.update(saved["state"])
+        source.pending, source.found = {}, source._load()
+        source.report.counts = Counter(saved["counts"])
+        source.report.distinct, source.report.repeated = saved["distinct"], saved["repeated"]
+    field = "needs_wait" if sources[0].lane.objective == "sum_of_costs" else "needs_wait_makespan"
+    by_kind = {(s.lane.size, s.lane.wait): s for s in sources}
+    for p in range(state["parts"]):
+        for row in _read_part(folder / f"part-{p:05d}.{suffix}"):
+            source, (digest, _, again) = by_kind[row["size"], row[field]], row["id"].partition("-")
+            if int(again or 1) - 1 == source.state["again"]: source.seen.add(int(digest, 16))
+
+# %% ../nbs/03_generator.ipynb #gen-save
+def _save(folder: Path, order: _Order, part: int, parts: int, sources: list[_Source]) -> None:
+    saved = [dict(state=s.state, counts=s.report.counts, distinct=s.report.distinct, repeated=s.report.repeated) for s in sources]
+    write_text(folder / "state.json", json.dumps(dict(order=order.to_dict(), part=part, parts=parts, sources=saved), indent=1) + "\n")
+
+# %% ../nbs/03_generator.ipynb #gen-files
+def generate_files(
+    config: LakeConfig,
+    n: int,
+    folder: str | os.PathLike,  # parts are written here; an interrupted run with the same order goes on
+    format: str = "jsonl",  # or "parquet"
+    part: int = 10_000,  # instances per part
+    workers: int = 1,
+    progress: bool = False,
+    **kwargs,  # num_agents, seed, split, objective, sampler, budget as for `stream`
+) -> GenerationReport:
+    "Write the instances of an order to a folder in constant memory but for 8 bytes a board; resumable."
+    if format not in FORMATS: raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r:.60}.")
+    for name, v in (("part", part), ("workers", workers)): _whole(name, v, 1)
+    order, folder = _Order(config, n, **kwargs), Path(folder)
+    lanes = order.lanes()
+    state = _state(folder, order, part)
+    with _pool(workers) as executor:
+        sources = [_Source(lane, r, executor, 1 + workers // len(lanes)) for lane, r in lanes]
+        if state and sources: _restore(state, folder, sources, format)
+        _write_parts(folder, order, part, state.get("parts", 0), lanes, sources, format, progress)
+    report = GenerationReport([r for _, r in lanes])
+    report.warn()
+    return report
+
+# %% ../nbs/03_generator.ipynb #gen-write-parts
+def _state(folder: Path, order: _Order, part: int) -> dict[str, Any]:
+    "What a run with the same order left behind, or nothing; a `ConfigError` if it was another order."
+    path = folder / "state.json"
+    if not path.exists():
+        if any(folder.glob("part-*")): raise ConfigError(f"{folder.name} holds parts but no state.json; choose an empty folder.")
+        return {}
+    state = json.loads(path.read_text())
+    if (state["order"], state["part"]) != (json.loads(json.dumps(order.to_dict())), part):
+        raise ConfigError(f"{folder.name} holds the instances of another order; choose another folder or the order in its state.json.")
+    return state
+
+# %% ../nbs/03_generator.ipynb #gen-write-partsx
+def _write_parts(folder: Path, order: _Order, part: int, done: int, lanes: list, sources: list[_Source], format: str, progress: bool) -> None:
+    "The parts that are still to be written."
+    from tqdm.auto import tqdm
+    labels = _labels(lanes, order)
+    with tqdm(total=order.n, initial=min(done * part, order.n), desc="generate", disable=not progress) as bar:
+        for p in range(done, -(-order.n // part)):
+            some = labels[p * part:(p + 1) * part]
+            _write_part(folder / f"part-{p:05d}.{format}", [_instance(lanes[k][0], lanes[k][1].sampler, *_next(sources[k])) for k in some])
+            _save(folder, order, part, p + 1, sources)
+            bar.update(len(some))
+
+# %% ../nbs/03_generator.ipynb #gen-waste
+def waste(instance: Instance) -> int:
+    "Optimal sum of costs minus the sum of the shortest paths alone; the instance must be annotated."
+    if instance.optimal_sum_of_costs is None: raise LakeError("the instance has no optimal_sum_of_costs; fill it in with lake_engineer.solver.annotate.")
+    alone = [distances(instance.lake, g)[s] for s, g in zip(instance.starts, instance.goals)]
+    return instance.optimal_sum_of_costs - sum(alone)
+
+# %% ../nbs/03_generator.ipynb #gen-records
+def records(instances: Iterable[Instance]) -> Any:
+    "One row per instance with what can be counted about it."
+    import pandas as pd
+    return pd.DataFrame([dict(size=x.lake.size, num_agents=x.num_agents, holes=len(x.lake.holes), hole_ratio=len(x.lake.holes) / x.lake.size**2, needs_wait=x.needs_wait,
+                              needs_wait_makespan=x.needs_wait_makespan, sum_of_costs=x.optimal_sum_of_costs, makespan=x.optimal_makespan, waste=waste(x),
+                              sampler=x.sampler) for x in instances])
+
+# %% ../nbs/03_generator.ipynb #gen-describe
+def describe(instances: Iterable[Instance]) -> Any:
+    "One row per size: counts, the ratios achieved, mean optimal costs and waste, and the share of constructed boards."
+    df = records(instances)
+    g = df.groupby("size")
+    out = g.agg(n=("size", "size"), hole_ratio=("hole_ratio", "mean"), wait_ratio=("needs_wait", "mean"), wait_ratio_makespan=("needs_wait_makespan", "mean"),
+                sum_of_costs=("sum_of_costs", "mean"), makespan=("makespan", "mean"), waste=("waste", "mean"))
+    out.insert(1, "data_ratio", out.n / len(df))
+    return out.assign(constructed=g["sampler"].apply(lambda x: (x == "constructive").mean()))
+
+# %% ../nbs/03_generator.ipynb #gen-plot-ratios
+def _plot_ratios(axes: Any, table: Any, config: LakeConfig) -> None:
+    "Achieved ratios as bars, the order as marks."
+    for ax, f in zip(axes, FIELDS):
+        ax.bar(table.index.astype(str), table[f], color="#8fbbe8")
+        ax.scatter([str(s) for s in config.sizes], [getattr(c, f) for c in config.sizes.values()], color="black", marker="_", s=200, label="asked for")
+        ax.set(title=f.replace("_", " "), xlabel="map size", ylim=(0, 1))
+    axes[0].legend(frameon=False)
+
+# %% ../nbs/03_generator.ipynb #gen-plot-draws
+def _plot_draws(ax: Any, report: GenerationReport) -> None:
+    "What became of the boards drawn, as shares per kind."
+    names = ["distinct", "other_kind", "other_split", "unsolvable", "undecided", "known", "no_meeting"]
+    table = report.table().reindex(columns=["size", "needs_wait", *names]).fillna(0)
+    shares = table[names].astype(float).div(table[names].sum(axis=1), axis=0)
+    left, labels = 0, [f"{s}, {'wait' if w else 'no wait'}" for s, w in zip(table["size"], table.needs_wait)]
+    for name in names: ax.barh(labels, shares[name], left=left, label=name.replace("_", " ")); left = left + shares[name]
+    ax.set(title="what became of the draws", xlim=(0, 1)); ax.legend(frameon=False, fontsize=7)
+
+# %% ../nbs/03_generator.ipynb #gen-plot-set
+def plot_set(instances: Sequence[Instance], config: LakeConfig, report: GenerationReport) -> Any:
+    "Ratios against the order, optimal costs, waste, and what became of the draws."
+    import matplotlib.pyplot as plt
+    df = records(instances)
+    fig, axes = plt.subplots(2, 3, figsize=(10, 5.5), layout="constrained", dpi=80)
+    _plot_ratios(axes[0], describe(instances), config)
+    for ax, column in zip(axes[1], ("sum_of_costs", "waste")):
+        ax.hist([df[column][df.needs_wait], df[column][~df.needs_wait]], bins=np.arange(df[column].max() + 2) - 0.5, stacked=True, label=["needs a wait", "needs none"])
+        ax.set(title=column.replace("_", " ") + " (optimum)", ylabel="instances"); ax.legend(frameon=False)
+    _plot_draws(axes[1][2], report)
+    plt.close(fig)
+    return fig
+
+# %% ../nbs/03_generator.ipynb #gen-compare
+def compare_samplers(
+    size: int,
+    hole_ratio: float,
+    n: int = 200,  # boards of each
+    num_agents: int = 2,
+    seed: int = 0,
+) -> Any:
+    "Boards that need a wait, uniform against constructive: means, Kolmogorov-Smirnov distance and its p-value, and boards found per draw."
+    import pandas as pd
+    from scipy.stats import ks_2samp
+    config, tables, draws = LakeConfig({size: SizeConfig(1, hole_ratio, 1)}), [], []
+    for sampler in ("uniform", "constructive"):
+        boards, report = generate_with_report(config, n, num_agents, seed, sampler=sampler)
+        alone = [distances(x.lake, g)[s] for x in boards for s, g in zip(x.starts, x.goals)]
+        tables.append(records(boards).assign(alone=np.reshape(alone, (n, -1)).mean(1))[["alone", "sum_of_costs", "makespan", "waste", "needs_wait_makespan"]].astype(float))
+        draws.append(report.lanes[0].distinct / (report.lanes[0].counts["drawn"] - report.lanes[0].counts["other_split"]))
+    ks = [ks_2samp(tables[0][c], tables[1][c]) for c in tables[0]]
+    out = pd.DataFrame(dict(uniform=tables[0].mean(), constructive=tables[1].mean(), distance=[k.statistic for k in ks], p=[k.pvalue for k in ks]))
+    return pd.concat([out, pd.DataFrame({"uniform": draws[0], "constructive": draws[1]}, index=["found per draw"])])
+
 # %% ../nbs/03_generator.ipynb #gen-heldout-plan
 HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 WAIT_SUBSETS = {"wr025": 0.25, "wr050": 0.50, "wr075": 0.75}
 HELDOUT_SEED = 0
-HELDOUT_BUDGET = 100_000
+HELDOUT_BUDGET = 100_000  # as `generate`: node expansions per question
 
 def _cells(total: int) -> dict[tuple[str, float, bool], int]:
     "How many boards of each wait subset, hole ratio and kind make up `total` boards of one size."
@@ -761,12 +1026,17 @@ def _heldout_size(split: Split, size: int, num_agents: int, total: int) -> dict[
             if k: raise ConfigError(f"size {size}: split {split!r} has too few boards of {num_agents} agents for a frozen set of {total}; {k} are lacking.")
     return {name: tuple(x) for name, x in out.items()}
 
+# %% ../nbs/03_generator.ipynb #gen-frozen
 def _frozen(split: Split, size: int, num_agents: int, holes: int, wait: bool) -> Iterator[Instance]:
     "Different boards of one kind, always the same."
     config = LakeConfig({size: SizeConfig(1, holes / size**2, float(wait))})
     try: [(lane, report)] = _lanes(config, 1, num_agents, HELDOUT_SEED, split, DEFAULT_OBJECTIVE, "auto", HELDOUT_BUDGET)
     except ConfigError: return
-    for f in _fresh(lane, report, None, 1): yield _instance(lane, report.sampler, f, 0)
+    source = _Source(lane, report)
+    while not _used_up(source):
+        f, again = _next(source)
+        if again: return
+        yield _instance(lane, report.sampler, f, 0)
 
 # %% ../nbs/03_generator.ipynb #gen-heldout
 def heldout(
@@ -781,6 +1051,7 @@ def heldout(
     shares = zip(sizes, _shares([1] * len(sizes), n))
     return [x for size, k in shares for subset in _heldout_size(split, size, _num_agents(num_agents), k).values() for x in subset]
 
+# %% ../nbs/03_generator.ipynb #gen-benchmark
 BENCHMARK_CELL = 150  # boards per size and number of agents, as in the paper
 
 def benchmark(

@@ -5,23 +5,30 @@
 # %% ../nbs/02_solver.ipynb #solver-imports
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
+import heapq
+import multiprocessing
 
 from numba import njit
 import numpy as np
 
-from .lake import DEFAULT_OBJECTIVE, Instance, LakeError, Objective, Plan, _objective
+from .lake import DEFAULT_OBJECTIVE, Cell, Fault, Instance, Lake, LakeError, Objective, Plan, _conflict_faults, _objective, neighbours
 
 # %% auto #0
-__all__ = ['MAX_SIZE', 'FAR', 'SUM', 'SUM_NO_WAIT', 'SPAN', 'SPAN_NO_WAIT', 'NONE', 'OUT', 'YES', 'NO', 'UNKNOWN', 'EASY',
-           'SOLVED', 'UNSOLVABLE', 'UNDECIDED', 'QUICK', 'BUDGET', 'STATUSES', 'Solution', 'solve', 'needs_wait',
-           'annotate']
+__all__ = ['MAX_SIZE', 'ZERO', 'FAR', 'SUM', 'SUM_NO_WAIT', 'SPAN', 'SPAN_NO_WAIT', 'MARK', 'NONE', 'OUT', 'QUICK', 'YES', 'NO',
+           'UNKNOWN', 'EASY', 'SOLVED', 'UNSOLVABLE', 'UNDECIDED', 'MIDDLE', 'ROOM_UP', 'TOP', 'BUDGET', 'STATUSES',
+           'Constraint', 'Solution', 'solve', 'needs_wait', 'annotate', 'solve_many', 'annotate_many', 'CbsNode',
+           'cbs_tree', 'cbs']
 
 # %% ../nbs/02_solver.ipynb #solver-graph
 MAX_SIZE = 16  # 256 cells: a cell number fits in 8 bits, five agents and their flags in one 64-bit key
-FAR = 16000  # "cannot be reached" in 16-bit distance tables
+ZERO = np.int64(0)  # a typed 0: numba would compile callees once more for a literal
+FAR = np.int64(16000)  # "cannot be reached" in 16-bit distance tables
 
 @njit(cache=True)
 def _graph(
@@ -40,6 +47,16 @@ def _graph(
             rr, cc = r + (-1, 1, 0, 0)[k], c + (0, 0, -1, 1)[k]
             if 0 <= rr < n and 0 <= cc < n and ice[rr * n + cc]: near[v, degree[v]] = index[rr * n + cc]; degree[v] += 1
     return index, cells[:free], near, degree
+
+# %% ../nbs/02_solver.ipynb #solver-inner
+_NO_WRAPPERS: dict[str, Any] = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_inner = njit(**_NO_WRAPPERS)  # for functions that only compiled code calls
+_hot = njit(forceinline=True, **_NO_WRAPPERS)
+
+@_inner
+def _copy(source, target):
+    "Copy a vector. (Assigning slices would have numba compile a page of error messages.)"
+    for k in range(len(source)): target[k] = source[k]
 
 # %% ../nbs/02_solver.ipynb #solver-flood
 @njit(cache=True)
@@ -67,37 +84,47 @@ class _Board(NamedTuple):
     goals: Any  # int16[K]
     rank: Any  # int64[K], rank[i] is the user's number of our agent i
 
+# %% ../nbs/02_solver.ipynb #solver-boardx
 @njit(cache=True)
 def _board(ice, n, starts, goals):
     "The board of cells `starts` and `goals` (row * n + column), agents sorted."
     index, _, near, degree = _graph(ice, n)
     K = len(starts)
     dist, rank = np.empty((K, len(near)), np.int16), np.arange(K)
-    for i in range(K): dist[i] = _flood(near, degree, index[goals[i]], -1)[0]
+    for i in range(K): _copy(_flood(near, degree, index[goals[i]], -1)[0], dist[i])
     for i in range(1, K):  # insertion sort by (longest way, start)
         for j in range(i, 0, -1):
             a, b = rank[j - 1], rank[j]
             da, db = dist[a, index[starts[a]]], dist[b, index[starts[b]]]
             if da < db or (da == db and starts[a] > starts[b]): rank[j - 1] = b; rank[j] = a
-    s, g = np.empty(K, np.int16), np.empty(K, np.int16)
-    for i in range(K): s[i] = index[starts[rank[i]]]; g[i] = index[goals[rank[i]]]
-    return _Board(near, degree, dist[rank], s, g, rank)
+    s, g, sorted_dist = np.empty(K, np.int16), np.empty(K, np.int16), np.empty_like(dist)
+    for i in range(K): s[i] = index[starts[rank[i]]]; g[i] = index[goals[rank[i]]]; _copy(dist[rank[i]], sorted_dist[i])
+    return _Board(near, degree, sorted_dist, s, g, rank)
+
+# %% ../nbs/02_solver.ipynb #solver-alone
+@_inner
+def _alone(b):
+    "Sum and maximum of the distances alone; FAR or more if somebody is cut off."
+    total, longest = 0, 0
+    for i in range(len(b.starts)): d = b.dist[i, b.starts[i]]; total += d; longest = max(longest, d)
+    return total, longest
 
 # %% ../nbs/02_solver.ipynb #solver-modes
-SUM, SUM_NO_WAIT, SPAN, SPAN_NO_WAIT = 0, 1, 2, 3
+SUM, SUM_NO_WAIT, SPAN, SPAN_NO_WAIT = map(np.int64, range(4))  # typed, lest numba compiles everything once per literal
 
 # %% ../nbs/02_solver.ipynb #solver-options
-@njit(cache=True)
+@_inner
 def _put(options, count, i, v, to, need, settle):
     options[i, v, count[i, v], 0], options[i, v, count[i, v], 1], options[i, v, count[i, v], 2] = to, need, settle
     count[i, v] += 1
 
-@njit(cache=True)
+@_hot
 def _here(dist, mode):
     "Steps an unsettled agent at distance `dist` needs: two on its goal, except under plain makespan, where nobody settles."
     return 2 if dist == 0 and mode != SPAN else dist
 
-@njit(cache=True)
+# %% ../nbs/02_solver.ipynb #solver-optionsx
+@_inner
 def _options(b, mode):
     "options[K, F, 6, (to, need, settles)] in order of cost, and count[K, F]."
     K, F = b.dist.shape
@@ -116,14 +143,24 @@ def _options(b, mode):
                 if b.dist[i, w] == 0 and mode != SPAN: _put(options, count, i, v, w, 2, 0)
     return options, count
 
-# %% ../nbs/02_solver.ipynb #solver-key
-@njit(cache=True)
-def _key(cells, settled, K):
-    "The joint state as one positive integer."
-    key = 1
-    for i in range(K): key = (key << 9) | (int(cells[i]) << 1) | int(settled[i])
-    return key
+# %% ../nbs/02_solver.ipynb #solver-state
+MARK = np.int64(1 << 45)  # above all agents, so that no state is 0
 
+@_hot
+def _cell(state, i):
+    return (state >> (9 * i + 1)) & 255
+
+@_hot
+def _settled(state, i):
+    return (state >> (9 * i)) & 1
+
+# %% ../nbs/02_solver.ipynb #solver-moved
+@_hot
+def _moved(state, i, cell, settled):
+    "The state with agent `i` on another cell."
+    return (state & ~(np.int64(511) << (9 * i))) | (((np.int64(cell) << 1) | settled) << (9 * i))
+
+# %% ../nbs/02_solver.ipynb #solver-key
 @njit(cache=True)
 def _slot(keys, key):
     "Where `key` is, or the empty slot where it belongs."
@@ -132,6 +169,7 @@ def _slot(keys, key):
     while keys[s] != 0 and keys[s] != key: s = (s + 1) & mask
     return s
 
+# %% ../nbs/02_solver.ipynb #solver-grown
 @njit(cache=True)
 def _grown(keys, values):
     "The same table in four times the space."
@@ -140,175 +178,239 @@ def _grown(keys, values):
         if keys[s]: t = _slot(new_keys, keys[s]); new_keys[t] = keys[s]; new_values[t] = values[s]
     return new_keys, new_values
 
-# %% ../nbs/02_solver.ipynb #solver-stack
-class _Stack(NamedTuple):
-    "The path from the start to where the search stands."
-    pos: Any  # int16[T, K], cells
-    settled: Any  # uint8[T, K], 1 once arrived for good
-    left: Any  # int32[T, K + 1], slack before each agent moves
-    pick: Any  # int8[T, K], next option to try
+# %% ../nbs/02_solver.ipynb #solver-tree
+class _Tree(NamedTuple):
+    "The nodes of a search, N at most, and the list heads per lower bound."
+    state: Any  # int64[N], agents before `turn` have moved
+    turn: Any  # int8[N], who chooses next; 0 for a full state
+    pick: Any  # int8[N], which option to try next
+    base: Any  # int32[N], the full state this step starts from; for a full state the one before, -1 at the start
+    spent: Any  # int16[N], waste so far; under makespan, steps so far
+    after: Any  # int32[N], next node in the same list, -1 at the end
+    head: Any  # int32[top + 1], first node per lower bound, -1 if none
 
-@njit(cache=True)
-def _stack(depth, K):
-    return _Stack(np.zeros((depth, K), np.int16), np.zeros((depth, K), np.uint8), np.zeros((depth, K + 1), np.int32), np.zeros((depth, K), np.int8))
+# %% ../nbs/02_solver.ipynb #solver-treex
+@_inner
+def _tree(size, top):
+    head = np.empty(top + 1, np.int32)
+    for f in range(top + 1): head[f] = -1
+    return _Tree(np.empty(size, np.int64), np.empty(size, np.int8), np.empty(size, np.int8), np.empty(size, np.int32), np.empty(size, np.int16), np.empty(size, np.int32), head)
 
-@njit(cache=True)
-def _clash(pos, t, i, to):
-    "Would agent `i` moving to `to` at step `t` meet or swap with an agent that has already chosen?"
-    for j in range(i):
-        if pos[t + 1, j] == to or (pos[t + 1, j] == pos[t, i] and pos[t, j] == to): return True
-    return False
+@_hot
+def _new(tree, node, state, turn, base, spent):
+    tree.state[node], tree.turn[node], tree.pick[node], tree.base[node], tree.spent[node] = state, turn, 0, base, spent
+
+# %% ../nbs/02_solver.ipynb #solver-file
+@_hot
+def _file(tree, node, f):
+    "Put a node at the front of the list for bound `f`; beyond the top it is forgotten."
+    if f < len(tree.head): tree.after[node] = tree.head[f]; tree.head[f] = node
 
 # %% ../nbs/02_solver.ipynb #solver-gap
 class _Pairs(NamedTuple):
-    "What two agents need together; empty (0 rows) until it is worth building."
-    joint: Any  # int16[K*(K-1)/2, F*F], of agents i < j at cells a and b, row i*K - i*(i+1)/2 + j - i - 1, column a*F + b
+    "What two agents need together, for those pairs for which it was worth finding out."
+    row: Any  # int64[K, K], the row of agents i < j in `joint`, or -1; 0 rows if there is none at all
+    joint: Any  # int16[P, F*F], sum of costs or steps from cells a of i and b of j, column a*F + b
     alone: Any  # int16[K, K, F], alone[i, j]: steps of i with j parked on its goal
 
-@njit(cache=True)
-def _gap(pairs, mode, K, i, j, a, sa, b, sb, need):
-    "Least slack that agents i < j at cells a, b (sa, sb: settled; together `need` steps alone) still use up."
-    if mode >= SPAN or not (sa or sb):
-        together = pairs.joint[i * K - i * (i + 1) // 2 + j - i - 1, a * pairs.alone.shape[2] + b]
-    elif sa and sb: return 0
-    else: together = pairs.alone[j, i, b] if sa else pairs.alone[i, j, a]
-    return together - (0 if mode >= SPAN else need)
+@_hot
+def _need(b, mode, i, state):
+    "Steps agent `i` still needs alone."
+    return ZERO if _settled(state, i) else _here(b.dist[i, _cell(state, i)], mode)
 
-# %% ../nbs/02_solver.ipynb #solver-choose
-@njit(cache=True)
-def _need(b, mode, i, v, settled):
-    return 0 if settled else _here(b.dist[i, v], mode)
+# %% ../nbs/02_solver.ipynb #solver-gapx
+@_hot
+def _gap(b, pairs, mode, i, j, state):
+    "The gap of agents i < j under sum of costs."
+    row, v, w, s, z = pairs.row[i, j], _cell(state, i), _cell(state, j), _settled(state, i), _settled(state, j)
+    if row < 0 or (s and z): return ZERO
+    together = pairs.alone[j, i, w] if s else pairs.alone[i, j, v] if z else pairs.joint[row, v * len(b.near) + w]
+    return together - _need(b, mode, i, state) - _need(b, mode, j, state)
 
-@njit(cache=True)
-def _pairs_fit(b, st, pairs, mode, t, i, left):
-    "Do agent i at its new cell and each agent before it have slack enough for each other?"
-    if len(pairs.joint) == 0: return True
-    K, v, s = len(b.starts), st.pos[t, i], st.settled[t, i]
-    for j in range(i):
-        w, z = st.pos[t, j], st.settled[t, j]
-        if _gap(pairs, mode, K, j, i, w, z, v, s, _need(b, mode, j, w, z) + _need(b, mode, i, v, s)) > left: return False
-    return True
-
-@njit(cache=True)
-def _choose(b, st, options, count, pairs, mode, t, i):
-    "Write the next feasible move of agent `i` into step t + 1; False when there is none left."
-    v, left = st.pos[t, i], st.left[t, i]
-    settled = st.settled[t, i] == 1
-    here = _need(b, mode, i, v, settled)
-    while st.pick[t, i] < (1 if settled else count[i, v]):
-        k = st.pick[t, i]
-        st.pick[t, i] += 1
-        to, need, settle = (v, 0, 1) if settled else (options[i, v, k, 0], options[i, v, k, 1], options[i, v, k, 2])
-        after = left if settled or mode >= SPAN else left - (1 + need - here)
-        if after < 0 or (mode >= SPAN and need > left - 1) or _clash(st.pos, t, i, to): continue
-        st.pos[t + 1, i], st.settled[t + 1, i], st.left[t, i + 1] = to, settle, after
-        if _pairs_fit(b, st, pairs, mode, t + 1, i, after - 1 if mode >= SPAN else after): return True
-    return False
-
-# %% ../nbs/02_solver.ipynb #solver-bound
-@njit(cache=True)
-def _cover(gap, K):
-    "Least total waste when agents i and j together waste at least gap[i, j]: best two disjoint pairs, or half a triangle and a pair."
-    best = 0
-    for i in range(K):
-        for j in range(i + 1, K):
-            rest = 0
-            for k in range(K):
-                for m in range(k + 1, K):
-                    if k != i and k != j and m != i and m != j: rest = max(rest, gap[k, m])
-            best = max(best, gap[i, j] + rest)
-            for k in range(j + 1, K):
-                others = 0
-                for m in range(K):
-                    for q in range(m + 1, K):
-                        if m != i and m != j and m != k and q != i and q != j and q != k: others = max(others, gap[m, q])
-                best = max(best, (gap[i, j] + gap[j, k] + gap[i, k] + 1) // 2 + others)
+# %% ../nbs/02_solver.ipynb #solver-cover
+@_inner
+def _apart(gap, K, i, j, k):
+    "The largest gap of two agents other than i, j and k."
+    best = ZERO
+    for m in range(K):
+        for q in range(m + 1, K):
+            if gap[m, q] > best and m != i and m != j and m != k and q != i and q != j and q != k: best = gap[m, q]
     return best
 
+# %% ../nbs/02_solver.ipynb #solver-coverx
 @njit(cache=True)
-def _waste(b, st, pairs, mode, t):
-    "A lower bound on the slack used from the state at time `t` on, from all pairs at once."
-    K = len(b.starts)
-    gap = np.zeros((K, K), np.int64)
+def _cover(gap, K):
+    "A lower bound on the total waste when agents i < j together waste at least gap[i, j]."
+    best = ZERO
     for i in range(K):
         for j in range(i + 1, K):
-            v, s, w, z = st.pos[t, i], st.settled[t, i], st.pos[t, j], st.settled[t, j]
-            gap[i, j] = _gap(pairs, mode, K, i, j, v, s, w, z, _need(b, mode, i, v, s) + _need(b, mode, j, w, z))
+            if gap[i, j] > 0:
+                best = max(best, gap[i, j] + (_apart(gap, K, i, j, j) if K > 3 else ZERO))
+                for k in range(j + 1, K):
+                    half = (gap[i, j] + gap[j, k] + gap[i, k] + 1) // 2
+                    if half > gap[i, j]: best = max(best, half + (_apart(gap, K, i, j, k) if K > 4 else ZERO))
+    return best
+
+# %% ../nbs/02_solver.ipynb #solver-bound
+@_hot
+def _wasted(b, mode, i, before, now):
+    "What agent `i` wasted in its step between two states."
+    return ZERO if _settled(before, i) else 1 + _need(b, mode, i, now) - _need(b, mode, i, before)
+
+# %% ../nbs/02_solver.ipynb #solver-more-waste
+@_hot
+def _more_waste(b, pairs, mode, before, now, moved, gap):
+    "Least waste still to come when agents before `moved` have moved on from state `before`."
+    K = len(b.starts)
+    for i in range(K):
+        wasted = _wasted(b, mode, i, before, now) if i < moved else ZERO
+        for j in range(i + 1, K):
+            gap[i, j] = _gap(b, pairs, mode, i, j, now) if j < moved else _gap(b, pairs, mode, i, j, before) - wasted
     return _cover(gap, K)
 
+# %% ../nbs/02_solver.ipynb #solver-more-steps
+@_hot
+def _more_steps(b, pairs, mode, before, now, moved):
+    "Least number of steps from state `before` on, under makespan."
+    K, F, best = len(b.starts), len(b.near), ZERO
+    for i in range(K):
+        best = max(best, _need(b, mode, i, now) + (1 if i < moved else 0))
+        for j in range(i + 1, K if len(pairs.row) else 0):
+            at = now if j < moved else before
+            if pairs.row[i, j] >= 0: best = max(best, pairs.joint[pairs.row[i, j], _cell(at, i) * F + _cell(at, j)] + (1 if j < moved else 0))
+    return best
+
+# %% ../nbs/02_solver.ipynb #solver-f
+@_hot
+def _bound(b, tree, pairs, mode, node, moved, gap):
+    "Lower bound on the waste of any plan through `node`; under makespan, on its steps."
+    base = tree.base[node] if moved else node
+    if mode >= SPAN: return tree.spent[base] + _more_steps(b, pairs, mode, tree.state[base], tree.state[node], moved)
+    return tree.spent[node] + (_more_waste(b, pairs, mode, tree.state[base], tree.state[node], moved, gap) if len(pairs.row) else ZERO)
+
+# %% ../nbs/02_solver.ipynb #solver-child
+@_hot
+def _clash(before, now, i, to):
+    "Would agent `i` moving to `to` meet or swap with an agent that has already chosen?"
+    for j in range(i):
+        if _cell(now, j) == to or (_cell(now, j) == _cell(before, i) and _cell(before, j) == to): return True
+    return False
+
+# %% ../nbs/02_solver.ipynb #solver-childx
+@_hot
+def _child(b, tree, options, count, mode, node, child):
+    "Write the next possible child of a node; False if there is none left."
+    K, i, now = len(b.starts), tree.turn[node], tree.state[node]
+    base = tree.base[node] if i else node
+    before, v, nxt, tick = tree.state[base], _cell(now, i), (i + 1) % K, 1 if i == K - 1 else 0
+    if _settled(now, i):
+        if tree.pick[node] or _clash(before, now, i, v): return False
+        tree.pick[node] = 1
+        _new(tree, child, now, nxt, base, tree.spent[node] + (tick if mode >= SPAN else 0))
+        return True
+    for k in range(tree.pick[node], count[i, v]):
+        to = options[i, v, k, 0]
+        if _clash(before, now, i, to): continue
+        tree.pick[node] = k + 1
+        waste = 1 + options[i, v, k, 1] - _need(b, mode, i, now)
+        _new(tree, child, _moved(now, i, to, options[i, v, k, 2]), nxt, base, tree.spent[node] + (tick if mode >= SPAN else waste))
+        return True
+    return False
+
+# %% ../nbs/02_solver.ipynb #solver-again
+@_hot
+def _again(b, tree, options, count, mode, node, f):
+    "File a node whose next child has a bound of at least `f`, if it has one."
+    i, state = tree.turn[node], tree.state[node]
+    v, k = _cell(state, i), tree.pick[node]
+    if _settled(state, i) or k >= count[i, v]: return
+    need = options[i, v, k, 1] - (ZERO if mode >= SPAN else _need(b, mode, i, state))
+    _file(tree, node, max(f, tree.spent[node] + 1 + need))
+
+# %% ../nbs/02_solver.ipynb #solver-known
+@_hot
+def _known(tree, node, keys, values):
+    "Was this full state reached with as little before? Records it: 0 new, 1 known but better now, 2 known."
+    s = _slot(keys, tree.state[node])
+    found = 0 if keys[s] == 0 else 1 if values[s] > tree.spent[node] else 2
+    if found < 2: keys[s], values[s] = tree.state[node], tree.spent[node]
+    return found
+
 # %% ../nbs/02_solver.ipynb #solver-over
-@njit(cache=True)
-def _over(b, st, mode, t):
+@_hot
+def _over(b, mode, state):
     "Is everybody home (for good)?"
     for i in range(len(b.starts)):
-        if (st.pos[t, i] != b.goals[i]) if mode == SPAN else not st.settled[t, i]: return False
+        if (_cell(state, i) != b.goals[i]) if mode == SPAN else not _settled(state, i): return False
     return True
 
-@njit(cache=True)
-def _worth(b, st, pairs, mode, t, keys, values):
-    "Is the state at time `t` new, or known with less slack? 2 new, 1 better, 0 not worth it. Records it."
-    K, left = len(b.starts), st.left[t, 0]
-    if K > 2 and mode < SPAN and len(pairs.joint) and _waste(b, st, pairs, mode, t) > left: return 0
-    key = _key(st.pos[t], st.settled[t], K)
-    s = _slot(keys, key)
-    fresh = keys[s] == 0
-    if not fresh and values[s] >= left: return 0
-    keys[s], values[s] = key, left
-    return 2 if fresh else 1
+# %% ../nbs/02_solver.ipynb #solver-roots
+@_inner
+def _roots(b, tree, pairs, mode, gap, keys, values):
+    "File the states at time 0; how many there are."
+    K, size = len(b.starts), ZERO
+    for unsettled in range(1 if mode == SPAN else 1 << K):
+        legal, spent, state = True, ZERO, MARK
+        for i in range(K):
+            home, leaves = b.starts[i] == b.goals[i] and mode != SPAN, (unsettled >> i) & 1
+            legal = legal and (home or not leaves)
+            state = _moved(state, i, b.starts[i], 1 if home and not leaves else 0)
+            if leaves and mode < SPAN: spent += 2
+        if not legal: continue
+        _new(tree, size, state, 0, -1, spent)
+        _known(tree, size, keys, values)
+        _file(tree, size, _bound(b, tree, pairs, mode, size, ZERO, gap))
+        size += 1
+    return size
 
-# %% ../nbs/02_solver.ipynb #solver-dfs
-NONE, OUT = -1, -2
-
-@njit(cache=True)
-def _dive(b, st, options, count, pairs, mode, limit):
-    "Search from `st` at time 0; the outcome and the number of joint states expanded."
-    K, t, i, used, filled = len(b.starts), 0, 0, 0, 0
-    keys, values = np.zeros(256, np.int64), np.zeros(256, np.int16)
-    while t >= 0:
-        if i == K:
-            t, i = t + 1, 0
-            st.left[t, 0] = st.left[t - 1, 0] - 1 if mode >= SPAN else st.left[t - 1, K]
-            if _over(b, st, mode, t): return t, used
-            worth = _worth(b, st, pairs, mode, t, keys, values)
-            if worth == 0: t, i = t - 1, K - 1; continue
-            if used == limit: return OUT, used
-            used, filled = used + 1, filled + worth - 1
-            if 2 * filled > len(keys): keys, values = _grown(keys, values)
-            st.pick[t, 0] = 0
-        elif _choose(b, st, options, count, pairs, mode, t, i):
-            i += 1
-            if i < K: st.pick[t, i] = 0
-        else:
-            i -= 1
-            if i < 0: t, i = t - 1, K - 1
-    return NONE, used
+# %% ../nbs/02_solver.ipynb #solver-grow
+@_hot
+def _grow(b, tree, options, count, pairs, mode, node, size, f, gap, keys, values):
+    "Visit a node: file its next child, if any, and itself. 0 no child, 1 a child, 2 a child that is a new full state."
+    if not _child(b, tree, options, count, mode, node, size): return 0
+    _again(b, tree, options, count, mode, node, f)
+    full = tree.turn[size] == 0
+    found = _known(tree, size, keys, values) if full else 1
+    if found < 2: _file(tree, size, max(f, _bound(b, tree, pairs, mode, size, len(b.starts) if full else tree.turn[size], gap)))
+    return 2 if found == 0 else 1
 
 # %% ../nbs/02_solver.ipynb #solver-search
-@njit(cache=True)
-def _search(b, pairs, mode, bound, limit):
-    "A plan of cost at most `bound`: outcome, states expanded, and the cells int16[T, K] of the plan."
-    K, used = len(b.starts), 0
+NONE, OUT = np.int64(-1), np.int64(-2)
+
+@_inner
+def _search(b, pairs, mode, top, limit):
+    "The cheapest plan that wastes at most `top` (under makespan: takes at most `top` steps): outcome, bound, choices made, tree."
+    K, f, used, filled = len(b.starts), ZERO, ZERO, ZERO
     options, count = _options(b, mode)
-    longest, total = 0, 0
-    for i in range(K): longest = max(longest, b.dist[i, b.starts[i]]); total += b.dist[i, b.starts[i]]
-    st = _stack((bound if mode >= SPAN else longest + bound - total) + 3, K)
-    for unsettled in range(1 if mode == SPAN else 1 << K):
-        left, legal = bound, True
-        for i in range(K):
-            free = mode == SPAN or (unsettled >> i) & 1 or b.starts[i] != b.goals[i]
-            legal = legal and (b.starts[i] == b.goals[i] or not (unsettled >> i) & 1)
-            st.pos[0, i], st.settled[0, i] = b.starts[i], 0 if free else 1
-            if mode < SPAN: left -= _need(b, mode, i, b.starts[i], not free)
-        if not legal or left < 0: continue
-        st.left[0, 0], st.pick[0, 0] = left, 0
-        if _over(b, st, mode, 0): return 0, used, st.pos
-        end, more = _dive(b, st, options, count, pairs, mode, limit - used)
-        used += more
-        if end != NONE: return end, used, st.pos
-    return NONE, used, st.pos
+    tree, gap = _tree(limit + (1 << K) + 1, top), np.zeros((K, K), np.int64)
+    keys, values = np.zeros(256, np.int64), np.zeros(256, np.int16)
+    size = _roots(b, tree, pairs, mode, gap, keys, values)
+    while f <= top:
+        node = tree.head[f]
+        if node < 0: f += 1; continue
+        if tree.turn[node] == 0 and _over(b, mode, tree.state[node]): return node, f, used, tree
+        if used == limit: return OUT, f, used, tree
+        tree.head[f] = tree.after[node]
+        made = _grow(b, tree, options, count, pairs, mode, node, size, f, gap, keys, values)
+        if made: size, used = size + 1, used + 1
+        if made == 2: filled += 1
+        if 2 * filled + 70 > len(keys): keys, values = _grown(keys, values)
+    return NONE, f, used, tree
+
+# %% ../nbs/02_solver.ipynb #solver-steps
+@_inner
+def _steps(tree, node, K):
+    "int16[T + 1, K]: the cells of the full states from the start to `node`."
+    T, at = 0, node
+    while tree.base[at] >= 0: at = tree.base[at]; T += 1
+    out = np.empty((T + 1, K), np.int16)
+    for t in range(T, -1, -1):
+        for i in range(K): out[t, i] = _cell(tree.state[node], i)
+        node = tree.base[node]
+    return out
 
 # %% ../nbs/02_solver.ipynb #solver-back
-@njit(cache=True)
+@_inner
 def _relax(near, degree, best, both, queue, tail, a, b, step):
     "Joint states that can step into (a, b), agents apart and not swapping, get its cost plus `step` if they had none."
     F = len(near)
@@ -322,7 +424,7 @@ def _relax(near, degree, best, both, queue, tail, a, b, step):
     return tail
 
 # %% ../nbs/02_solver.ipynb #solver-joint-sum
-@njit(cache=True)
+@_inner
 def _joint_sum(b, i, j, alone_i, order_i, alone_j, order_j):
     "Sum of costs of agents i and j from every pair of cells, both unsettled (`both`), or settled if they like (`best`)."
     F, gi, gj = len(b.near), b.goals[i], b.goals[j]
@@ -335,14 +437,14 @@ def _joint_sum(b, i, j, alone_i, order_i, alone_j, order_j):
         q = best[queue[head]] if head < tail else FAR
         x = alone_i[order_i[hi]] if hi < len(order_i) else FAR
         y = alone_j[order_j[hj]] if hj < len(order_j) else FAR
-        if min(q, x, y) >= FAR: return best, both
+        if q >= FAR and x >= FAR and y >= FAR: return best, both
         if q <= x and q <= y: s = queue[head]; head += 1
         elif x <= y: s = order_i[hi] * F + gj; hi += 1
         else: s = gi * F + order_j[hj]; hj += 1
         if not done[s]: done[s] = True; tail = _relax(b.near, b.degree, best, both, queue, tail, s // F, s % F, 2)
 
 # %% ../nbs/02_solver.ipynb #solver-joint-span
-@njit(cache=True)
+@_inner
 def _joint_span(b, i, j):
     "Steps until agents i and j both stand on their goals, from every pair of cells."
     F = len(b.near)
@@ -356,7 +458,8 @@ def _joint_span(b, i, j):
         tail = _relax_span(b.near, b.degree, best, queue, tail, s // F, s % F)
     return best
 
-@njit(cache=True)
+# %% ../nbs/02_solver.ipynb #solver-relax-span
+@_inner
 def _relax_span(near, degree, best, queue, tail, a, b):
     F = len(near)
     for k in range(-1, degree[a]):
@@ -369,29 +472,61 @@ def _relax_span(near, degree, best, queue, tail, a, b):
             tail += 1
     return tail
 
-# %% ../nbs/02_solver.ipynb #solver-pairs
-@njit(cache=True)
-def _no_pairs():
-    return _Pairs(np.zeros((0, 0), np.int16), np.zeros((0, 0, 0), np.int16))
+# %% ../nbs/02_solver.ipynb #solver-two
+QUICK = np.int64(500)  # choices of a first attempt
 
-@njit(cache=True)
-def _pair_tables(b, span):
-    "`_Pairs` of a board for either objective, and what the starts need: int64[K, K] steps or sum of costs, FAR if impossible."
+@_inner
+def _no_pairs():
+    return _Pairs(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.int16), np.zeros((0, 0, 0), np.int16))
+
+# %% ../nbs/02_solver.ipynb #solver-twox
+@_inner
+def _two(b, i, j):
+    "The board with agents i and j only."
+    dist, starts, goals, rank = np.empty((2, len(b.near)), np.int16), np.empty(2, np.int16), np.empty(2, np.int16), np.arange(2)
+    _copy(b.dist[i], dist[0])
+    _copy(b.dist[j], dist[1])
+    starts[0], starts[1], goals[0], goals[1] = b.starts[i], b.starts[j], b.goals[i], b.goals[j]
+    return _Board(b.near, b.degree, dist, starts, goals, rank)
+
+# %% ../nbs/02_solver.ipynb #solver-free
+@_inner
+def _free(b, mode, i, j):
+    "Can agents i and j both go their shortest way (under makespan: the shorter one at leisure)?"
+    two = _two(b, i, j)
+    return _search(two, _no_pairs(), mode, _alone(two)[1] if mode >= SPAN else ZERO, QUICK)[0] >= 0
+
+# %% ../nbs/02_solver.ipynb #solver-sweep
+@_inner
+def _sweep(b, mode, i, j, joint, alone):
+    "Fill one row of `joint` and the entries of `alone`; what the two need from their starts, FAR if impossible."
+    if mode >= SPAN: best = both = _joint_span(b, i, j)
+    else:
+        alone_i, order_i = _flood(b.near, b.degree, b.goals[i], b.goals[j])
+        alone_j, order_j = _flood(b.near, b.degree, b.goals[j], b.goals[i])
+        best, both = _joint_sum(b, i, j, alone_i, order_i, alone_j, order_j)
+        _copy(alone_i, alone[i, j])
+        _copy(alone_j, alone[j, i])
+    _copy(both, joint)
+    return best[b.starts[i] * len(b.near) + b.starts[j]]
+
+# %% ../nbs/02_solver.ipynb #solver-pairs
+@_inner
+def _pair_tables(b, mode, all):
+    "`_Pairs` of a board for the objective of `mode`, and a lower bound on its waste (or steps); FAR if some two cannot get home."
     K, F = b.dist.shape
-    joint, alone = np.empty((K * (K - 1) // 2, F * F), np.int16), np.zeros((K, K, F), np.int16)
-    first, row = np.zeros((K, K), np.int64), 0
+    row, joint, alone = np.empty((K, K), np.int64), np.empty((K * (K - 1) // 2, F * F), np.int16), np.empty((K, K, F), np.int16)
+    gap, low, rows = np.zeros((K, K), np.int64), _alone(b)[1], ZERO
     for i in range(K):
         for j in range(i + 1, K):
-            at = b.starts[i] * F + b.starts[j]
-            if span: joint[row] = _joint_span(b, i, j); first[i, j] = joint[row, at]
-            else:
-                alone[i, j], order_i = _flood(b.near, b.degree, b.goals[i], b.goals[j])
-                alone[j, i], order_j = _flood(b.near, b.degree, b.goals[j], b.goals[i])
-                best, both = _joint_sum(b, i, j, alone[i, j], order_i, alone[j, i], order_j)
-                joint[row] = both
-                first[i, j] = best[at]
-            row += 1
-    return _Pairs(joint, alone), first
+            row[i, j] = -1
+            if not all and _free(b, mode, i, j): continue
+            together = _sweep(b, mode, i, j, joint[rows], alone)
+            if together >= FAR: return _no_pairs(), FAR
+            row[i, j] = rows
+            rows += 1
+            low, gap[i, j] = max(low, together), together - b.dist[i, b.starts[i]] - b.dist[j, b.starts[j]]
+    return _Pairs(row, joint, alone), low if mode >= SPAN else _cover(gap, K)
 
 # %% ../nbs/02_solver.ipynb #solver-reach-moves
 class _Reach(NamedTuple):
@@ -400,14 +535,26 @@ class _Reach(NamedTuple):
     after: Any  # int32[N], next state of the same distance, -1 at the end
     head: Any  # int32[H], first state per distance
     keys: Any  # int64, states seen
-    values: Any  # int16, unused
+    values: Any  # int16, one per key, not used here
 
-@njit(cache=True)
+# %% ../nbs/02_solver.ipynb #solver-roomier
+@_inner
+def _roomier(r):
+    "The same with twice the room."
+    cells, after = np.empty((2 * len(r.cells), r.cells.shape[1]), np.int16), np.empty(2 * len(r.cells), np.int32)
+    for k in range(len(r.cells)): _copy(r.cells[k], cells[k])
+    _copy(r.after, after)
+    keys, values = _grown(r.keys, r.values)
+    return _Reach(cells, after, r.head, keys, values)
+
+# %% ../nbs/02_solver.ipynb #solver-push
+@_inner
 def _push(r, b, members, cells, size):
     "Add a joint state unless it is known; the new number of states, and the distance left if it is new (-1 if not)."
-    key = _key(cells, np.zeros(len(cells), np.uint8), len(cells))
+    key = MARK
+    for m in range(len(cells)): key = _moved(key, m, cells[m], 0)
     s = _slot(r.keys, key)
-    if r.keys[s] != 0 or size == len(r.cells): return size, -1
+    if r.keys[s] != 0: return size, -1
     r.keys[s] = key
     left = 0
     for m in range(len(members)): left += b.dist[members[m], cells[m]]; r.cells[size, m] = cells[m]
@@ -416,14 +563,15 @@ def _push(r, b, members, cells, size):
     return size + 1, left
 
 # %% ../nbs/02_solver.ipynb #solver-reach-expand
-@njit(cache=True)
+@_inner
 def _holder(cells, v):
     "Which of the agents stands on `v`, or -1."
     for m in range(len(cells)):
         if cells[m] == v: return m
     return -1
 
-@njit(cache=True)
+# %% ../nbs/02_solver.ipynb #solver-expand
+@_inner
 def _expand(r, b, members, cells, size):
     "Push every state one agent's move (or a turn of four) away; the number of states and the least distance among the new."
     best, nxt = FAR, cells.copy()
@@ -441,7 +589,7 @@ def _expand(r, b, members, cells, size):
     return size, best
 
 # %% ../nbs/02_solver.ipynb #solver-reach-turn
-@njit(cache=True)
+@_inner
 def _turn(r, b, members, cells, m, other, size, best):
     "Agents m, other, x, y on a block of four, each moving to the next one's cell."
     v, w = cells[m], cells[other]
@@ -457,30 +605,33 @@ def _turn(r, b, members, cells, m, other, size, best):
             if left >= 0: best = min(best, left)
     return size, best
 
-@njit(cache=True)
+# %% ../nbs/02_solver.ipynb #solver-adjacent
+@_inner
 def _adjacent(b, v, w):
     for k in range(b.degree[v]):
         if b.near[v, k] == w: return True
     return False
 
 # %% ../nbs/02_solver.ipynb #solver-reach
-YES, NO, UNKNOWN = 1, 0, -1
+YES, NO, UNKNOWN = np.int64(1), np.int64(0), np.int64(-1)
 
-@njit(cache=True)
+@_inner
 def _reachable(b, members, limit):
     "Can these agents, alone on the board, reach their goals together? The answer and the joint states expanded."
     M, top = len(members), len(members) * len(b.near)
-    room, slots = limit * 4 * M + 1, 16
-    while slots < 2 * room: slots *= 2
-    r = _Reach(np.empty((room, M), np.int16), np.empty(room, np.int32), np.full(top + 1, -1, np.int32), np.zeros(slots, np.int64), np.zeros(1, np.int16))
-    size, left = _push(r, b, members, b.starts[members], 0)
-    low, used = left, 0
+    start, head = np.empty(M, np.int16), np.empty(top + 1, np.int32)
+    for m in range(M): start[m] = b.starts[members[m]]
+    for k in range(top + 1): head[k] = -1
+    r = _Reach(np.empty((1024, M), np.int16), np.empty(1024, np.int32), head, np.zeros(4096, np.int64), np.zeros(4096, np.int16))
+    size, left = _push(r, b, members, start, ZERO)
+    low, used = left, ZERO
     while low <= top:
         if low == 0: return YES, used
         state = r.head[low]
         if state < 0: low += 1; continue
         if used == limit: return UNKNOWN, used
         r.head[low] = r.after[state]
+        if size + 4 * M > len(r.cells): r = _roomier(r)
         size, best = _expand(r, b, members, r.cells[state].copy(), size)
         used, low = used + 1, min(low, best)
     return NO, used
@@ -488,7 +639,7 @@ def _reachable(b, members, limit):
 # %% ../nbs/02_solver.ipynb #solver-solvable
 EASY = 2000  # joint states tried for everybody before looking at three at a time
 
-@njit(cache=True)
+@_inner
 def _solvable(b, limit):
     "Is there any plan? The answer and the joint states expanded."
     K = len(b.starts)
@@ -505,118 +656,96 @@ def _solvable(b, limit):
     answer, more = _reachable(b, everybody, limit - used)
     return answer, used + more
 
-# %% ../nbs/02_solver.ipynb #solver-sum
-SOLVED, UNSOLVABLE, UNDECIDED = 0, 1, 2
-QUICK = 300  # joint states of the first attempt
+# %% ../nbs/02_solver.ipynb #solver-attempt
+SOLVED, UNSOLVABLE, UNDECIDED = map(np.int64, range(3))
+MIDDLE = np.int64(10_000)  # choices of the second attempt
+ROOM_UP = np.int64(60)  # by how much the first two attempts may exceed the lower bound
+TOP = np.int64(4000)  # no attempt looks for plans that waste, or take, more
 
-@njit(cache=True)
-def _alone(b):
-    "Sum and maximum of the distances alone; FAR or more if somebody is cut off."
-    total, longest = 0, 0
-    for i in range(len(b.starts)): d = b.dist[i, b.starts[i]]; total += d; longest = max(longest, d)
-    return total, longest
+@_inner
+def _attempt(b, pairs, mode, low, room, limit):
+    "Status and optimum (or a lower bound) of one search that may exceed the bound `low` by `room`, choices made, plan."
+    end, f, used, tree = _search(b, pairs, mode, min(low + room, TOP), limit)
+    return SOLVED if end >= 0 else UNDECIDED, f + (ZERO if mode >= SPAN else _alone(b)[0]), used, _steps(tree, max(end, ZERO), len(b.starts))
 
-@njit(cache=True)
-def _least_sum(b, first):
-    "Lower bound on the sum of costs from what each two agents need together; FAR if some two cannot."
-    K = len(b.starts)
-    gap = np.zeros((K, K), np.int64)
-    for i in range(K):
-        for j in range(i + 1, K):
-            if first[i, j] >= FAR: return FAR
-            gap[i, j] = first[i, j] - b.dist[i, b.starts[i]] - b.dist[j, b.starts[j]]
-    return _alone(b)[0] + _cover(gap, K)
+# %% ../nbs/02_solver.ipynb #solver-last
+@_inner
+def _last(b, pairs, mode, budget, solvable):
+    "The third attempt; `solvable` YES if that is known. As `_attempt`, and the tables."
+    answer, used = solvable, ZERO
+    if len(b.starts) > 2:
+        if answer != YES: answer, used = _solvable(b, budget)
+        if answer == YES: pairs, _ = _pair_tables(b, mode, True)
+    status, cost, more, plan = UNSOLVABLE if answer == NO else UNDECIDED, ZERO, ZERO, np.zeros((0, 0), np.int16)
+    if answer == YES: status, cost, more, plan = _attempt(b, pairs, mode, ZERO, TOP, budget - used)
+    return status, cost, used + more, plan, pairs
 
-# %% ../nbs/02_solver.ipynb #solver-sum-loop
+# %% ../nbs/02_solver.ipynb #solver-best
 @njit(cache=True)
-def _best_sum(b, budget):
-    "Status, optimal sum of costs, states expanded, last step, plan, and the pair tables if they were needed."
-    total, _ = _alone(b)
-    end, used, pos = _search(b, _no_pairs(), SUM, total, min(QUICK, budget)) if total < FAR else (NONE, 0, np.zeros((0, 0), np.int16))
-    if end >= 0 or total >= FAR: return SOLVED if end >= 0 else UNSOLVABLE, total, used, end, pos, _no_pairs()
-    pairs, first = _pair_tables(b, False)
-    bound = _least_sum(b, first)
-    if bound >= FAR: return UNSOLVABLE, bound, used, end, pos, pairs
-    if end == NONE: bound = max(bound, total + 1)
-    answer, more = _solvable(b, budget - used) if len(b.starts) > 2 else (YES, 0)
-    used += more
-    if answer != YES: return UNSOLVABLE if answer == NO else UNDECIDED, bound, used, end, pos, pairs
-    while True:
-        end, more, pos = _search(b, pairs, SUM, bound, budget - used)
+def _best(b, mode, budget, solvable):
+    "Status, optimum, choices made, plan, and the pair tables built; mode SUM or SPAN, `solvable` YES if that is known."
+    total, longest = _alone(b)
+    pairs = _no_pairs()
+    if total >= FAR: return UNSOLVABLE, total, ZERO, np.zeros((0, 0), np.int16), pairs
+    low = longest if mode >= SPAN else ZERO
+    status, cost, used, plan = _attempt(b, pairs, mode, low, ROOM_UP, min(QUICK, budget))
+    if status == SOLVED or len(b.starts) == 1: return status, cost, used, plan, pairs
+    pairs, low = _pair_tables(b, mode, len(b.starts) == 2)
+    if low >= FAR: return UNSOLVABLE, low, used, plan, pairs
+    if len(b.starts) == 2: solvable = YES
+    else:
+        status, cost, more, plan = _attempt(b, pairs, mode, low, ROOM_UP, min(MIDDLE, budget - used))
         used += more
-        if end != NONE: return SOLVED if end >= 0 else UNDECIDED, bound, used, end, pos, pairs
-        bound += 1
-
-# %% ../nbs/02_solver.ipynb #solver-span
-@njit(cache=True)
-def _best_span(b, budget):
-    "The same for the makespan."
-    total, low = _alone(b)
-    end, used, pos = _search(b, _no_pairs(), SPAN, low, min(QUICK, budget)) if total < FAR else (NONE, 0, np.zeros((0, 0), np.int16))
-    if end >= 0 or total >= FAR: return SOLVED if end >= 0 else UNSOLVABLE, low, used, end, pos, _no_pairs()
-    pairs, first = _pair_tables(b, True)
-    bound = max(low + 1 if end == NONE else low, first.max())
-    if bound >= FAR: return UNSOLVABLE, bound, used, end, pos, pairs
-    answer, more = _solvable(b, budget - used) if len(b.starts) > 2 else (YES, 0)
-    used += more
-    if answer != YES: return UNSOLVABLE if answer == NO else UNDECIDED, bound, used, end, pos, pairs
-    while True:
-        end, more, pos = _search(b, pairs, SPAN, bound, budget - used)
-        used += more
-        if end != NONE: return SOLVED if end >= 0 else UNDECIDED, bound, used, end, pos, pairs
-        bound += 1
+        if status == SOLVED: return status, cost, used, plan, pairs
+    status, cost, more, plan, pairs = _last(b, pairs, mode, budget - used, solvable)
+    return status, cost, used + more, plan, pairs
 
 # %% ../nbs/02_solver.ipynb #solver-needs
 @njit(cache=True)
-def _wait_sum(b, optimum, pairs, limit):
-    "Does a plan of this optimal sum of costs need a wait? YES, NO or UNKNOWN, and the states expanded."
-    gap = optimum - _alone(b)[0]
-    if gap == 0 or gap % 2: return gap % 2, 0
-    if len(pairs.joint) == 0 and len(b.starts) > 1: pairs = _pair_tables(b, False)[0]
-    end, used, _ = _search(b, pairs, SUM_NO_WAIT, optimum, limit)
+def _wait(b, mode, optimum, pairs, limit):
+    "Does a plan of this optimal cost need a wait? YES, NO or UNKNOWN, and the choices made; mode SUM or SPAN."
+    top = optimum if mode == SPAN else optimum - _alone(b)[0]
+    if mode == SUM and (top == 0 or top % 2): return NO if top == 0 else YES, ZERO
+    end, _, used, _ = _search(b, _no_pairs(), mode + 1, top, min(QUICK, limit))
+    if end == OUT and len(b.starts) > 1:
+        if len(pairs.row) == 0: pairs, _ = _pair_tables(b, mode, len(b.starts) == 2)
+        end, _, more, _ = _search(b, pairs, mode + 1, top, limit - used)
+        used += more
     return UNKNOWN if end == OUT else YES if end == NONE else NO, used
-
-@njit(cache=True)
-def _wait_span(b, optimum, pairs, limit):
-    "The same for the makespan."
-    end, used, _ = _search(b, _no_pairs(), SPAN_NO_WAIT, optimum, min(QUICK, limit))
-    if end != OUT: return YES if end == NONE else NO, used
-    if len(pairs.joint) == 0 and len(b.starts) > 1: pairs = _pair_tables(b, True)[0]
-    end, more, _ = _search(b, pairs, SPAN_NO_WAIT, optimum, limit - used)
-    return UNKNOWN if end == OUT else YES if end == NONE else NO, used + more
 
 # %% ../nbs/02_solver.ipynb #solver-facts
 @njit(cache=True)
-def _facts(b, budget):
-    "Status, sum of costs, makespan, needs a wait for either (-1 unknown), states expanded; each question has its own budget."
+def _facts(b, budget, strict):
+    "Status, sum of costs, makespan, needs a wait for either (-1 unknown), choices made; each question has its own budget, `strict` gives up at the first undecided."
     out = np.full(6, -1, np.int64)
-    out[0], cost, used, _, _, pairs = _best_sum(b, budget)
-    out[5] = used
-    if out[0] == UNSOLVABLE: return out
+    out[0], cost, out[5], _, pairs = _best(b, SUM, budget, UNKNOWN)
+    if out[0] == UNSOLVABLE or (strict and out[0] == UNDECIDED): return out
     total, longest = _alone(b)
     if out[0] == SOLVED:
         out[1] = cost
         if cost == total: out[2], out[3], out[4] = longest, 0, 0; return out
-        out[3], used = _wait_sum(b, cost, pairs, budget)
+        out[3], used = _wait(b, SUM, cost, pairs, budget)
         out[5] += used
-    status, span, used, _, _, pairs = _best_span(b, budget)
+        if strict and out[3] < 0: return out
+    status, span, used, _, pairs = _best(b, SPAN, budget, YES if out[0] == SOLVED else UNKNOWN)
     out[5] += used
     if status == UNSOLVABLE: out[0] = UNSOLVABLE
     if status == SOLVED:
         out[2] = span
-        out[4], used = _wait_span(b, span, pairs, budget)
+        out[4], used = _wait(b, SPAN, span, pairs, budget)
         out[5] += used
     return out
 
+# %% ../nbs/02_solver.ipynb #solver-facts-of
 @njit(cache=True)
 def _facts_of(ice, n, starts, goals, budget):
-    "`_facts` of many boards: ice uint8[B, n*n], starts and goals int16[B, K]."
+    "Strict `_facts` of many boards: ice uint8[B, n*n], starts and goals int16[B, K]."
     out = np.empty((len(ice), 6), np.int64)
-    for k in range(len(ice)): out[k] = _facts(_board(ice[k], n, starts[k], goals[k]), budget)
+    for k in range(len(ice)): _copy(_facts(_board(ice[k], n, starts[k], goals[k]), budget, True), out[k])
     return out
 
 # %% ../nbs/02_solver.ipynb #solver-arrays
-BUDGET = 200_000  # joint states expanded before a question is given up as undecided
+BUDGET = 1_000_000  # choices, nodes of the search tree, before a question is given up as undecided
 
 def _arrays(instance: Instance) -> tuple[np.ndarray, int, np.ndarray, np.ndarray]:
     "ice uint8[n*n], n, starts and goals int16[K] as row * n + column."
@@ -626,18 +755,22 @@ def _arrays(instance: Instance) -> tuple[np.ndarray, int, np.ndarray, np.ndarray
     for r, c in instance.lake.holes: ice[r * n + c] = 0
     return ice, n, np.array([r * n + c for r, c in instance.starts], np.int16), np.array([r * n + c for r, c in instance.goals], np.int16)
 
+# %% ../nbs/02_solver.ipynb #solver-budget
 def _budget(budget: int) -> int:
     if isinstance(budget, bool) or not hasattr(budget, "__index__") or budget < 1:
         raise LakeError(f"budget must be a number of node expansions of at least 1, not {budget!r}.")
     return int(budget)
 
-def _plan(instance: Instance, rank: np.ndarray, pos: np.ndarray, end: int) -> Plan:
-    "The paths of the core, cell numbers in its order of agents, as a `Plan` without idle ends."
-    n, lake = instance.lake.size, instance.lake
-    cells = [(r, c) for r in range(n) for c in range(n) if (r, c) not in lake.holes]
+# %% ../nbs/02_solver.ipynb #solver-plan
+def _plan(instance: Instance, rank: np.ndarray, steps: np.ndarray) -> Plan:
+    "The joint states int16[T + 1, K] of the core, cell numbers in its order of agents, as a `Plan` without idle ends."
+    n, holes = instance.lake.size, instance.lake.holes
+    cells = [(r, c) for r in range(n) for c in range(n) if (r, c) not in holes]
     paths: list[tuple] = [()] * len(rank)
-    for i, column in zip(rank.tolist(), pos[:end + 1].T.tolist()): paths[i] = tuple(cells[v] for v in column)
-    return Plan(tuple(paths)).trimmed()
+    for i, column in zip(rank.tolist(), steps.T.tolist()):
+        while len(column) > 1 and column[-2] == column[-1]: column.pop()
+        paths[i] = tuple(cells[v] for v in column)
+    return Plan(tuple(paths))
 
 # %% ../nbs/02_solver.ipynb #solver-solution
 @dataclass(frozen=True)
@@ -646,8 +779,9 @@ class Solution:
     status: Literal["solved", "unsolvable", "undecided"]  # unsolvable is proven; undecided means the budget ran out
     plan: Plan | None = None
     cost: int | None = None  # the optimum
-    expansions: int = 0  # joint states expanded
+    expansions: int = 0  # nodes expanded: choices of one agent's move
 
+# %% ../nbs/02_solver.ipynb #solver-solve
 STATUSES: tuple[Literal["solved", "unsolvable", "undecided"], ...] = ("solved", "unsolvable", "undecided")
 
 def solve(
@@ -658,10 +792,10 @@ def solve(
     "The cheapest plan, or a proof that there is none, or `undecided`."
     ice, n, starts, goals = _arrays(instance)
     b = _board(ice, n, starts, goals)
-    best = _best_sum if _objective(objective) == "sum_of_costs" else _best_span
-    status, cost, used, end, pos, _ = best(b, _budget(budget))
+    mode = SUM if _objective(objective) == "sum_of_costs" else SPAN
+    status, cost, used, plan, _ = _best(b, mode, _budget(budget), UNKNOWN)
     if status != SOLVED: return Solution(STATUSES[status], expansions=int(used))
-    return Solution("solved", _plan(instance, b.rank, pos, end), int(cost), int(used))
+    return Solution("solved", _plan(instance, b.rank, plan), int(cost), int(used))
 
 # %% ../nbs/02_solver.ipynb #solver-needs-wait
 def needs_wait(
@@ -687,8 +821,9 @@ def _as_facts(row: Iterable[int]) -> dict[str, Any]:
 
 def _facts_one(instance: Instance, budget: int) -> dict[str, Any]:
     ice, n, starts, goals = _arrays(instance)
-    return _as_facts(_facts(_board(ice, n, starts, goals), _budget(budget)))
+    return _as_facts(_facts(_board(ice, n, starts, goals), _budget(budget), False))
 
+# %% ../nbs/02_solver.ipynb #solver-annotatex
 _FILLED = ("optimal_makespan", "optimal_sum_of_costs", "needs_wait", "needs_wait_makespan")
 
 def annotate(
@@ -698,3 +833,123 @@ def annotate(
     "The instance with both optima and both needs for a wait filled in; what is undecided or does not exist stays `None`."
     facts = _facts_one(instance, budget)
     return replace(instance, **{k: facts[k] for k in _FILLED})
+
+# %% ../nbs/02_solver.ipynb #solver-pool
+@contextmanager
+def _pool(workers: int) -> Iterator[Executor | None]:
+    "A process pool, or nothing for one worker."
+    if isinstance(workers, bool) or not hasattr(workers, "__index__") or workers < 1: raise LakeError(f"workers must be an integer of at least 1, not {workers!r:.60}.")
+    if workers == 1: yield None; return
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method))
+    try: yield executor
+    finally: executor.shutdown(cancel_futures=True)
+
+# %% ../nbs/02_solver.ipynb #solver-many
+def _map(f: Callable, items: Sequence, workers: int, progress: bool, desc: str) -> list:
+    "`f` of every item, in order."
+    from tqdm.auto import tqdm
+    with _pool(workers) as executor:
+        results = map(f, items) if executor is None else executor.map(f, items, chunksize=64)
+        return list(tqdm(results, total=len(items), desc=desc, disable=not progress))
+
+# %% ../nbs/02_solver.ipynb #solver-solve-many
+def solve_many(
+    instances: Sequence[Instance],
+    objective: Objective = DEFAULT_OBJECTIVE,
+    budget: int = BUDGET,  # node expansions per instance
+    workers: int = 1,  # processes
+    progress: bool = False,  # show a progress bar
+) -> list[Solution]:
+    "`solve` for a list."
+    _objective(objective)
+    return _map(partial(solve, objective=objective, budget=_budget(budget)), list(instances), workers, progress, "solve")
+
+# %% ../nbs/02_solver.ipynb #solver-annotate-many
+def annotate_many(
+    instances: Sequence[Instance],
+    budget: int = BUDGET,  # node expansions per question
+    workers: int = 1,
+    progress: bool = False,
+) -> list[Instance]:
+    "`annotate` for a list."
+    return _map(partial(annotate, budget=_budget(budget)), list(instances), workers, progress, "annotate")
+
+# %% ../nbs/02_solver.ipynb #solver-cbs-alone
+Constraint = tuple[int, tuple[Cell, ...]]  # (time, (cell,)) or (time, (from, to))
+
+def _alone_path(lake: Lake, start: Cell, goal: Cell, forbidden: frozenset[Constraint]) -> tuple[Cell, ...] | None:
+    "A shortest path that breaks no constraint and can stay on the goal, or `None`."
+    last = max((t for t, _ in forbidden), default=0)
+    stay = max((t for t, c in forbidden if c == (goal,)), default=-1) + 1  # earliest time of final arrival
+    came: list[dict[Cell, Cell]] = [{start: start}]
+    while not (goal in came[-1] and len(came) > stay):
+        t = len(came)
+        if t > last + lake.size**2 or not came[-1]: return None
+        came.append({w: v for v in came[-1] for w in [*neighbours(lake, v), v] if (t, (w,)) not in forbidden and (t, (v, w)) not in forbidden})
+    path = [goal]
+    for step in came[:0:-1]: path.append(step[path[-1]])
+    return tuple(path[::-1])
+
+# %% ../nbs/02_solver.ipynb #solver-cbs-node
+@dataclass(frozen=True)
+class CbsNode:
+    "A node of the constraint tree of CBS."
+    number: int
+    parent: int  # -1 for the root
+    agent: int | None  # who got a new constraint
+    constraint: Constraint | None
+    cost: int  # sum of costs of the plans
+    conflict: Fault | None  # the first conflict between the plans; None means solved
+    plan: Plan
+
+# %% ../nbs/02_solver.ipynb #solver-first-conflict
+def _first_conflict(plan: Plan) -> Fault | None:
+    return min(_conflict_faults(plan), key=lambda f: (f.time, f.agents), default=None)
+
+def _split_conflict(plan: Plan, f: Fault) -> list[tuple[int, Constraint]]:
+    "(agent, constraint) of both branches."
+    if f.kind == "vertex": return [(i, (f.time, (plan.at(i, f.time),))) for i in f.agents]
+    return [(i, (f.time, (plan.at(i, f.time - 1), plan.at(i, f.time)))) for i in f.agents]
+
+# %% ../nbs/02_solver.ipynb #solver-cbs
+def cbs_tree(
+    instance: Instance,
+    budget: int = 10_000,  # nodes of the constraint tree
+) -> Iterator[CbsNode]:
+    "The nodes of the constraint tree in the order CBS looks at them; the last one without a conflict is optimal."
+    forbidden = [frozenset[Constraint]()] * instance.num_agents
+    alone = [_alone_path(instance.lake, s, g, frozenset()) for s, g in zip(instance.starts, instance.goals)]
+    paths = [p for p in alone if p is not None]
+    if len(paths) < len(alone): return
+    number = 0
+    queue = [_entry(0, -1, None, None, forbidden, Plan(tuple(paths)))]
+    while queue and budget > 0:
+        *_, node, forbidden = heapq.heappop(queue)
+        budget -= 1
+        yield node
+        if node.conflict is None: return
+        for agent, constraint in _split_conflict(node.plan, node.conflict):
+            mine = forbidden[agent] | {constraint}
+            path = _alone_path(instance.lake, instance.starts[agent], instance.goals[agent], mine)
+            if path is None: continue
+            number += 1
+            paths = [path if i == agent else p for i, p in enumerate(node.plan.paths)]
+            heapq.heappush(queue, _entry(number, node.number, agent, constraint, [mine if i == agent else f for i, f in enumerate(forbidden)], Plan(tuple(paths))))
+
+# %% ../nbs/02_solver.ipynb #solver-entry
+def _entry(number: int, parent: int, agent: int | None, constraint: Constraint | None, forbidden: list, plan: Plan) -> tuple:
+    "A queue entry: cheapest first, then fewest conflicts, then oldest."
+    cost = sum(len(p) - 1 for p in plan.paths)
+    return cost, sum(1 for _ in _conflict_faults(plan)), number, CbsNode(number, parent, agent, constraint, cost, _first_conflict(plan), plan), forbidden
+
+# %% ../nbs/02_solver.ipynb #solver-cbs-solve
+def cbs(
+    instance: Instance,
+    budget: int = 10_000,  # nodes of the constraint tree
+) -> Solution:
+    "Conflict-Based Search for sum of costs. It cannot prove that two agents have no way: then it ends `undecided`, where `solve` says `unsolvable`."
+    nodes = list(cbs_tree(instance, _budget(budget)))
+    if not nodes: return Solution("unsolvable")  # somebody is cut off
+    if nodes[-1].conflict: return Solution("undecided", expansions=len(nodes))
+    return Solution("solved", nodes[-1].plan, nodes[-1].cost, len(nodes))
