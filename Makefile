@@ -40,7 +40,7 @@ figures: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)
 
 base: setup
-	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 1200 -p validation 1020 -p out results/base/tiny
+	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 1200 -p validation 1020 -p threads 2 -p out results/base/tiny
 
 test: setup
 	$(PY) -m ruff check nbs lake_engineer tests

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 import json
 import math
+import os
 
 from .evaluation import FailureBreakdown
 from .generator import LakeConfig
-from .lake import LakeError
+from .lake import LakeError, write_text
 
 # %% auto #0
 __all__ = ['Pair', 'CAUSES', 'RATIONALE_CHARS', 'MODULES', 'VARIANTS', 'ContextError', 'Context', 'percent', 'failures',
            'guideline', 'history', 'whole_history', 'summary', 'bookkeeping', 'details', 'modules', 'render', 'to_dict',
-           'from_dict']
+           'from_dict', 'Case', 'write_cases', 'read_cases']
 
 # %% ../nbs/11_context.ipynb #cx-class
 class ContextError(LakeError):
@@ -30,7 +32,7 @@ Pair = tuple[LakeConfig, FailureBreakdown]
 @dataclass(frozen=True)
 class Context:
     "All that an engineer may know about a run. A pure value: what it says depends on nothing else."
-    config: LakeConfig  # of the round just finished
+    config: LakeConfig  # of the last round that counts
     breakdown: FailureBreakdown  # its validation
     history: Sequence[Pair] = ()  # every finished round, oldest first; empty stands for the last round alone
     round: int = 1  # the one to be designed
@@ -39,15 +41,19 @@ class Context:
     rationale: str = ""  # what the engineer said last time
     training: Mapping[str, Any] = field(default_factory=dict)  # objective, reward, schedule, hyper-parameters
     advantages: Mapping[int, float] = field(default_factory=dict)  # mean |advantage| per size in the last round, where recorded
+    rolled_back: Sequence[int] = ()  # rounds that a guard undid: what followed started again from the round before them
 
     def __post_init__(self):
         object.__setattr__(self, "history", tuple(self.history) or ((self.config, self.breakdown),))
+        object.__setattr__(self, "rolled_back", tuple(self.rolled_back))
         if not 1 <= self.round < self.rounds:
             raise ContextError(f"round must lie between 1 and {self.rounds - 1}, the last of {self.rounds}, not {self.round!r}.")
         if len(self.history) > self.round: raise ContextError(f"before round {self.round} at most {self.round} rounds are history, not {len(self.history)}.")
 
     @property
     def first(self) -> int: return self.round - len(self.history)  # the round of the oldest pair in `history`
+    @property
+    def kept(self) -> tuple[Pair, ...]: return tuple(pair for i, pair in enumerate(self.history, self.first) if i not in self.rolled_back)
     def render(self, variant: str = "V6") -> str: return render(self, variant)
     def to_dict(self) -> dict[str, Any]: return to_dict(self)
     @staticmethod
@@ -83,8 +89,8 @@ Make targeted edits: take budget from sizes that are saturated or hopeless, and 
 Keep what works."""
 
 # %% ../nbs/11_context.ipynb #cx-history
-def _round_text(number: int, config: LakeConfig, breakdown: FailureBreakdown) -> str:
-    lines = [f"Round {number}: {percent(breakdown.valid_rate, bool(breakdown.n))} valid."]
+def _round_text(number: int, config: LakeConfig, breakdown: FailureBreakdown, undone: bool = False) -> str:
+    lines = [f"Round {number}: {percent(breakdown.valid_rate, bool(breakdown.n))} valid.{' It was undone because of this fall.' * undone}"]
     for size, c in sorted(config.sizes.items()):
         s = breakdown.sizes.get(size)
         lines.append(f"Size {size}: data_ratio {c.data_ratio:.2f}, hole_ratio {c.hole_ratio:.2f}, wait_ratio {c.wait_ratio:.2f}; "
@@ -94,7 +100,7 @@ def _round_text(number: int, config: LakeConfig, breakdown: FailureBreakdown) ->
 # %% ../nbs/11_context.ipynb #cx-history-fns
 def history(context: Context, since: int = 1) -> str:
     "Module H: the configurations and results of rounds `since`, `since` + 1, ..."
-    told = [_round_text(i, *pair) for i, pair in enumerate(context.history, context.first) if i >= since]
+    told = [_round_text(i, *pair, undone=i in context.rolled_back) for i, pair in enumerate(context.history, context.first) if i >= since]
     return "\n\n".join(told) or "No redesigned round yet."
 
 def whole_history(context: Context) -> str:
@@ -158,7 +164,7 @@ def to_dict(context: Context) -> dict[str, Any]:
     pairs = [dict(config=json.loads(c.to_json()), breakdown=b.to_dict()) for c, b in context.history]
     return dict(config=json.loads(context.config.to_json()), breakdown=context.breakdown.to_dict(), history=pairs, round=context.round, rounds=context.rounds,
                 epochs=context.epochs, rationale=context.rationale, training=dict(context.training),
-                advantages={str(k): v for k, v in context.advantages.items()})
+                advantages={str(k): v for k, v in context.advantages.items()}, rolled_back=list(context.rolled_back))
 
 # %% ../nbs/11_context.ipynb #cx-load
 def from_dict(d: dict[str, Any]) -> Context:
@@ -166,4 +172,35 @@ def from_dict(d: dict[str, Any]) -> Context:
     def pair(p: dict[str, Any]) -> Pair: return LakeConfig.from_json(json.dumps(p["config"])), FailureBreakdown.from_dict(p["breakdown"])
     config, breakdown = pair(d)
     rest = {k: d[k] for k in ("round", "rounds", "epochs", "rationale", "training")}
-    return Context(config, breakdown, tuple(map(pair, d["history"])), advantages={int(k): v for k, v in d["advantages"].items()}, **rest)
+    advantages = {int(k): v for k, v in d["advantages"].items()}
+    return Context(config, breakdown, tuple(map(pair, d["history"])), advantages=advantages, rolled_back=d.get("rolled_back", ()), **rest)
+
+# %% ../nbs/11_context.ipynb #cx-case
+@dataclass(frozen=True)
+class Case:
+    "A context from a real run, what the next round trained on, and its validation."
+    name: str  # where it comes from: profile/arm/seed/round
+    context: Context
+    config: LakeConfig
+    outcome: FailureBreakdown
+
+    @property
+    def gain(self) -> float: return self.outcome.valid_rate - self.context.breakdown.valid_rate
+    def to_dict(self) -> dict[str, Any]:
+        return dict(name=self.name, config=json.loads(self.config.to_json()), outcome=self.outcome.to_dict(), context=self.context.to_dict())
+
+# %% ../nbs/11_context.ipynb #cx-case-io
+def write_cases(cases: Sequence[Case], path: str | os.PathLike) -> Path:
+    "Cases as JSON Lines, written whole or not at all."
+    return write_text(path, "".join(json.dumps(c.to_dict()) + "\n" for c in cases))
+
+def read_cases(path: str | os.PathLike) -> list[Case]:
+    "The cases of a file; raises `ContextError` naming the line that is none."
+    def case(d: dict[str, Any]) -> Case:
+        return Case(d["name"], from_dict(d["context"]), LakeConfig.from_json(json.dumps(d["config"])), FailureBreakdown.from_dict(d["outcome"]))
+    if not Path(path).is_file(): raise ContextError(f"there is no file of cases {str(path)!r}.")
+    out = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        try: out.append(case(json.loads(line)))
+        except (KeyError, TypeError, ValueError) as e: raise ContextError(f"{Path(path).name} is damaged at line {number}: {e!r:.120}.") from None
+    return out

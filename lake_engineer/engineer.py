@@ -5,39 +5,45 @@
 # %% ../nbs/12_engineer.ipynb #en-imports
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 import inspect
 import json
 import math
 import os
+import statistics
 
 import numpy as np
 
 from .context import Context, modules
 from .evaluation import FailureBreakdown, SizeBreakdown
-from .generator import LakeConfig, SizeConfig
+from .generator import FIELDS, LakeConfig, SizeConfig
 from .lake import LakeError
 from .settings import at_root
 
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['Decide', 'ENGINEERS', 'MAX_HOLES', 'SMOL', 'EXAMPLES', 'LEVELS', 'FORMS', 'RATIONALE_LIMIT', 'EngineerError', 'Draft',
-           'Proposal', 'Engineer', 'make_engineer', 'fixed_random', 'fixed_uniform', 'random_proposal', 'rates',
-           'known', 'spread', 'learnability', 'packaged_llm', 'LocalLM', 'score', 'load_llm', 'Form', 'amount',
-           'form_prefix', 'opinion', 'edit', 'ask_sizes', 'proposal_schema', 'whole_messages', 'write', 'llm', 'faults',
-           'openai', 'Learner', 'teach', 'focus', 'ladder', 'promotion', 'bandit', 'target', 'progress', 'alp_gmm',
-           'mutate', 'sample_contexts', 'shuffle_evidence', 'rank_correlation', 'reaction', 'measure', 'compare',
-           'forms_table']
+__all__ = ['Decide', 'ENGINEERS', 'MAX_HOLES', 'SMOL', 'EXAMPLES', 'LEVELS', 'FORMS', 'RATIONALE_LIMIT', 'SELECT', 'POLICIES',
+           'EngineerError', 'AnswerError', 'Draft', 'Proposal', 'Engineer', 'make_engineer', 'fixed_random',
+           'fixed_uniform', 'random_proposal', 'rates', 'known', 'spread', 'learnability', 'packaged_llm', 'LocalLM',
+           'score', 'load_llm', 'Form', 'amount', 'form_prefix', 'opinion', 'edit', 'ask_sizes', 'proposal_schema',
+           'whole_messages', 'write', 'vote', 'majority', 'bought', 'most_signal', 'choose', 'ask_local', 'llm',
+           'chat_lm', 'checkpoint', 'faults', 'openai', 'Learner', 'teach', 'focus', 'ladder', 'promotion', 'bandit',
+           'target', 'progress', 'alp_gmm', 'mutate', 'sample_contexts', 'shuffle_evidence', 'rank_correlation',
+           'reaction', 'distance', 'measure', 'compare']
 
 # %% ../nbs/12_engineer.ipynb #en-draft
 class EngineerError(LakeError):
     "An engineer that does not exist, cannot run here, or got an option it does not know."
+
+class AnswerError(EngineerError):
+    "A language model gave no usable answer, even when asked again."
 
 @dataclass(frozen=True)
 class Draft:
@@ -213,21 +219,19 @@ def _unpack(gguf: Path, folder: Path) -> None:
 # %% ../nbs/12_engineer.ipynb #en-lm
 class LocalLM:
     "A causal language model that is asked in two ways: how likely it finds an answer, and to write one."
-    def __init__(self, folder: str | os.PathLike):
-        import logging
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        logging.getLogger("transformers").setLevel(logging.ERROR)
-        self.folder = Path(folder)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    def __init__(self, model: Any, tokenizer: Any):
+        self.model, self.tokenizer = model.eval(), tokenizer
         self.read: dict[str, Any] = {}  # the caches of the last few prefixes
+        self.heard: dict[Any, np.ndarray] = {}  # log-probabilities of answers already asked for
+        self.grammars: dict[str, Any] = {}  # compiled schemas
 
     def ids(self, text: str) -> list[int]: return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def forward(self, ids: Sequence[int], cache: Any = None, keep: int = 1) -> Any:
         "Logits of the last `keep` tokens, shape (keep, vocabulary), and the cache after them."
         import torch
-        with torch.inference_mode(): out = self.model(input_ids=torch.tensor([list(ids)]), cache=cache, use_cache=True, logits_to_keep=keep)
+        row = torch.tensor([list(ids)], device=self.model.device)
+        with torch.inference_mode(): out = self.model(input_ids=row, cache=cache, use_cache=True, logits_to_keep=keep)
         return out.logits[0], out.cache
 
 # %% ../nbs/12_engineer.ipynb #en-score
@@ -253,7 +257,11 @@ def score(
 
 # %% ../nbs/12_engineer.ipynb #en-load
 @lru_cache(maxsize=1)
-def _load(folder: str) -> LocalLM: return LocalLM(folder)
+def _load(folder: str) -> LocalLM:
+    import logging
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    return LocalLM(AutoModelForCausalLM.from_pretrained(folder, dtype="float32", use_safetensors=True), AutoTokenizer.from_pretrained(folder))
 
 def load_llm(path: str | os.PathLike | None = None) -> LocalLM:
     "The packaged model, or the one in the folder `path`; kept in memory while it is the last one asked for."
@@ -319,11 +327,11 @@ def opinion(
     return likely / likely.sum()
 
 # %% ../nbs/12_engineer.ipynb #en-asked
-@lru_cache(maxsize=4096)
 def _asked(lm: LocalLM, form: Form, seed: int, order: int, rate: int) -> np.ndarray:
-    return np.array(score(lm, form_prefix(form, seed, order), form.ask(rate), form.answers))
+    key = form, seed, order, rate
+    if key not in lm.heard: lm.heard[key] = np.array(score(lm, form_prefix(form, seed, order), form.ask(rate), form.answers))
+    return lm.heard[key]
 
-@lru_cache(maxsize=256)
 def _usual(lm: LocalLM, form: Form, seed: int, order: int) -> np.ndarray:
     return np.mean([_asked(lm, form, seed, order, rate) for rate in LEVELS], axis=0)
 
@@ -377,13 +385,16 @@ def _by_size(lm: LocalLM, context: Context, form: Form, seed: int, gain: float, 
 # %% ../nbs/12_engineer.ipynb #en-schema
 RATIONALE_LIMIT = 300  # characters in a constrained rationale
 
-def proposal_schema(sizes: Sequence[int]) -> dict[str, Any]:
+def proposal_schema(
+    sizes: Sequence[int],
+    local: bool = True,  # twentieths and a short rationale; else any number from 0 to 1 and any text
+) -> dict[str, Any]:
     "The JSON schema of a whole answer: a rationale, then three ratios per size."
-    ratio = {"enum": [i / 20 for i in range(21)]}
+    ratio = {"enum": [i / 20 for i in range(21)]} if local else {"type": "number", "minimum": 0, "maximum": 1}
+    text = {"type": "string"} | ({"maxLength": RATIONALE_LIMIT} if local else {})
     def record(properties: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    one = record({"data_ratio": ratio, "hole_ratio": ratio, "wait_ratio": ratio})
-    return record({"rationale": {"type": "string", "maxLength": RATIONALE_LIMIT}, "sizes": record({str(s): one for s in sorted(sizes)})})
+    return record({"rationale": text, "sizes": record({str(s): record(dict.fromkeys(FIELDS, ratio)) for s in sorted(sizes)})})
 
 # %% ../nbs/12_engineer.ipynb #en-messages
 def whole_messages(context: Context, variant: str) -> list[dict[str, str]]:
@@ -398,57 +409,144 @@ def whole_messages(context: Context, variant: str) -> list[dict[str, str]]:
 def write(
     lm: LocalLM,
     messages: Sequence[dict[str, str]],
-    schema: dict[str, Any],  # JSON schema that the answer must follow
+    schema: dict[str, Any],  # JSON schema that the answers must follow
     max_tokens: int = 1200,
     temperature: float = 0.0,  # 0 is greedy
     seed: int = 0,
-) -> tuple[str, int]:
-    "An answer that follows the schema, and the tokens read and written."
-    import torch, xgrammar
-    ids = lm.ids(str(lm.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)))
+    n: int = 1,  # answers, sampled together
+) -> tuple[list[str], int]:
+    "Answers that follow the schema, and the tokens read and written."
+    import torch
+    chat = lm.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, enable_thinking=False)
+    ids, device = lm.ids(str(chat)), lm.model.device
     room = lm.model.config.max_position_embeddings - max_tokens
     if len(ids) > room: raise EngineerError(f"the context takes {len(ids)} tokens, but the engineer's model has room for {room}; use a shorter variant.")
-    guide = xgrammar.contrib.hf.LogitsProcessor(_grammar(lm, json.dumps(schema)))
-    how = dict(do_sample=True, temperature=temperature) if temperature else dict(do_sample=False)
-    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+    how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0, num_return_sequences=n) if temperature else dict(do_sample=False)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.inference_mode():
         torch.manual_seed(seed)
-        out = lm.model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=max_tokens,
-                                logits_processor=[guide], pad_token_id=lm.tokenizer.eos_token_id, **how)[0, len(ids):]
-    return str(lm.tokenizer.decode(out, skip_special_tokens=True)), len(ids) + len(out)
+        out = lm.model.generate(input_ids=torch.tensor([ids], device=device), attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
+                                max_new_tokens=max_tokens, logits_processor=[_guide(lm, schema)], pad_token_id=lm.tokenizer.eos_token_id, **how)
+    return _replies(lm, out[:, len(ids):].tolist(), len(ids))
+
+# %% ../nbs/12_engineer.ipynb #en-replies
+def _replies(lm: LocalLM, written: Sequence[list[int]], read: int) -> tuple[list[str], int]:
+    "Texts, and the tokens read and written up to each answer's end."
+    end = lm.tokenizer.eos_token_id
+    tokens = sum(row.index(end) + 1 if end in row else len(row) for row in written)
+    return [str(lm.tokenizer.decode(row, skip_special_tokens=True)) for row in written], read + tokens
 
 # %% ../nbs/12_engineer.ipynb #en-grammar
-@lru_cache(maxsize=8)
-def _grammar(lm: LocalLM, schema: str) -> Any:
+def _guide(lm: LocalLM, schema: dict[str, Any]) -> Any:
+    "A logits processor that masks what would leave the schema; good for one answer or one batch."
     import xgrammar
-    info = xgrammar.TokenizerInfo.from_huggingface(lm.tokenizer, vocab_size=lm.model.config.vocab_size)
-    return xgrammar.GrammarCompiler(info).compile_json_schema(schema, any_whitespace=False)
+    key = json.dumps(schema)
+    if key not in lm.grammars:
+        info = xgrammar.TokenizerInfo.from_huggingface(lm.tokenizer, vocab_size=lm.model.config.vocab_size)
+        lm.grammars[key] = xgrammar.GrammarCompiler(info).compile_json_schema(key, any_whitespace=False)
+    return xgrammar.contrib.hf.LogitsProcessor(lm.grammars[key])
+
+# %% ../nbs/12_engineer.ipynb #en-said
+def _said(config: Any, size: int, name: str) -> float | None:
+    "The number that an answer gives, or None where it gives none."
+    entry = config.get(str(size)) if isinstance(config, dict) else None
+    value = entry.get(name) if isinstance(entry, dict) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+def vote(values: Sequence[float]) -> float:
+    "The most frequent value; of several the one nearest to the median, then the smallest."
+    middle, counts = statistics.median(values), Counter(values)
+    return min(counts, key=lambda v: (-counts[v], abs(v - middle), v))
+
+# %% ../nbs/12_engineer.ipynb #en-majority
+def majority(drafts: Sequence[Draft], context: Context) -> Draft:
+    "Every number by vote, with the rationale of the answer that agrees with most of the result."
+    numbers = {(s, f): [v for d in drafts if (v := _said(d.config, s, f)) is not None] for s in sorted(context.config.sizes) for f in FIELDS}
+    voted = {key: vote(values) for key, values in numbers.items() if values}
+    config: dict[str, dict[str, float]] = {}
+    for (size, name), v in voted.items(): config.setdefault(str(size), {})[name] = v
+    spokesman = max(drafts, key=lambda d: sum(_said(d.config, *key) == v for key, v in voted.items()))
+    return Draft(config, spokesman.rationale)
+
+# %% ../nbs/12_engineer.ipynb #en-bought
+def bought(context: Context, config: LakeConfig) -> float:
+    "The signal p(1-p) that the budget meets, as a share of the most that it could meet; 0 where there is none."
+    signal = known({s: p * (1 - p) for s, p in rates(context).items()})
+    return sum(config.sizes[s].data_ratio * v for s, v in signal.items()) / (max(signal.values()) or 1.0)
+
+def most_signal(drafts: Sequence[Draft], context: Context) -> Draft:
+    "The answer whose budget meets the most signal; of several the first."
+    def value(d: Draft) -> float: return bought(context, LakeConfig.project(d.config, tuple(context.config.sizes), context.config)[0])
+    return max(drafts, key=value)
+
+# %% ../nbs/12_engineer.ipynb #en-choose
+SELECT: dict[str, Callable[[Sequence[Draft], Context], Draft]] = {"majority": majority, "signal": most_signal}
+
+def choose(drafts: Sequence[Draft], select: str, context: Context, tokens: int) -> Draft:
+    "One draft made of several; its reply holds all of theirs."
+    if select not in SELECT: raise EngineerError(f"there is no selection {select!r}; use one of {', '.join(SELECT)}.")
+    if len(drafts) == 1: return replace(drafts[0], tokens=tokens)
+    return replace(SELECT[select](drafts, context), reply=json.dumps([d.reply for d in drafts], indent=1), tokens=tokens)
 
 # %% ../nbs/12_engineer.ipynb #en-whole
-def _whole(lm: LocalLM, context: Context, variant: str, temperature: float, seed: int) -> Draft:
-    "Ask for a rationale and the whole configuration in one go."
-    reply, tokens = write(lm, whole_messages(context, variant), proposal_schema(tuple(context.config.sizes)), temperature=temperature, seed=seed)
+def _draft(reply: str) -> Draft:
     try: answer = json.loads(reply)
-    except json.JSONDecodeError: return Draft(reply, "", reply, tokens)  # projection will say what is wrong
-    return Draft(answer["sizes"], answer["rationale"], reply, tokens)
+    except json.JSONDecodeError: return Draft(reply, "", reply)  # projection will say what is wrong
+    return Draft(answer["sizes"], answer["rationale"], reply)
 
-# %% ../nbs/12_engineer.ipynb #en-llm
-@_register("llm")
-def llm(
+def _whole(lm: LocalLM, context: Context, variant: str, temperature: float, n: int, select: str, seed: int) -> Draft:
+    "Ask for a rationale and the whole configuration in one go, `n` times."
+    replies, tokens = write(lm, whole_messages(context, variant), proposal_schema(tuple(context.config.sizes)), temperature=temperature, seed=seed, n=n)
+    return choose([_draft(r) for r in replies], select, context, tokens)
+
+# %% ../nbs/12_engineer.ipynb #en-local
+def ask_local(
+    lm: LocalLM,
     context: Context,
-    rng: np.random.Generator,
-    form: str = "worked",  # one of `FORMS`, or whole
+    form: str,  # one of `FORMS`, or whole
     variant: str = "V6",  # what the whole form reads; the others read the failures of each size
-    path: str | os.PathLike | None = None,  # folder of another local model
     temperature: float = 0.0,  # of the whole form
-    gain: float = 4.0,
+    n: int = 1,  # answers of the whole form, above 1 only with a temperature
+    select: str = "majority",  # how one is made of them, see `SELECT`
+    gain: float = 4.0,  # of the other forms, see `edit`
     step: float = 0.4,
     seed: int = 0,
 ) -> Draft:
-    "A local language model; the packaged SmolLM2-135M-Instruct unless told otherwise."
+    "Ask a local model for a proposal; raises `EngineerError` for options that do not go together."
     if form not in FORMS and form != "whole": raise EngineerError(f"there is no form {form!r}; use whole or one of {', '.join(FORMS)}.")
-    lm = load_llm(path)
-    if form == "whole": return _whole(lm, context, variant, temperature, seed)
+    if n < 1 or n > 1 and (form != "whole" or not temperature):
+        raise EngineerError(f"n must be 1, or more with the whole form and a temperature above 0, not {n} with form {form!r} and temperature {temperature}.")
+    if form == "whole": return _whole(lm, context, variant, temperature, n, select, seed)
     return _by_size(lm, context, FORMS[form], seed, gain, step)
+
+# %% ../nbs/12_engineer.ipynb #en-llm
+@_register("llm")
+def llm(context: Context, rng: np.random.Generator, form: str = "worked", variant: str = "V6", path: str | os.PathLike | None = None, temperature: float = 0.0,
+        n: int = 1, select: str = "majority", gain: float = 4.0, step: float = 0.4, seed: int = 0) -> Draft:
+    "The packaged SmolLM2-135M-Instruct, or the model in the folder `path`; options as of `ask_local`."
+    return ask_local(load_llm(path), context, form, variant, temperature, n, select, gain, step, seed)
+
+# %% ../nbs/12_engineer.ipynb #en-chat
+POLICIES = ("checkpoint", "base")  # the engineers that are the policy itself
+
+def chat_lm(
+    policy: Any,  # a `LocalPolicy`, or what `load_policy` takes
+) -> LocalLM:
+    "The policy as a language model to talk to; raises `EngineerError` if there is none or it knows only boards."
+    from lake_engineer.policy import load_policy
+    if policy is None: raise EngineerError(f"the engineers {' and '.join(POLICIES)} are the policy itself; give it as policy=..., as run_arm does.")
+    if isinstance(policy, (str, os.PathLike)): policy = load_policy(policy)
+    if not getattr(policy.tokenizer, "chat_template", None):
+        raise EngineerError(f"policy {policy.name!r} cannot be an engineer: its tokenizer has no chat template and knows only boards; "
+                            "use a chat model as base, or another engineer.")
+    return LocalLM(policy.model, policy.tokenizer)
+
+# %% ../nbs/12_engineer.ipynb #en-checkpoint
+@_register("base")
+@_register("checkpoint")
+def checkpoint(context: Context, rng: np.random.Generator, policy: Any = None, form: str = "whole", variant: str = "V6", temperature: float = 0.0,
+               n: int = 1, select: str = "majority", gain: float = 4.0, step: float = 0.4, seed: int = 0) -> Draft:
+    "The policy being trained, or its untrained start (paper, step 4 of the loop); options as of `ask_local`."
+    return ask_local(chat_lm(policy), context, form, variant, temperature, n, select, gain, step, seed)
 
 # %% ../nbs/12_engineer.ipynb #en-faults
 def faults(reply: str, context: Context) -> list[str]:
@@ -467,24 +565,34 @@ def _client() -> Any:
         raise EngineerError("openai:MODEL needs a key in OPENAI_API_KEY (and an address in OPENAI_BASE_URL for other servers).")
     return package.OpenAI()
 
+# %% ../nbs/12_engineer.ipynb #en-openai-once
+def _ask_endpoint(client: Any, model: str, context: Context, variant: str, temperature: float, seed: int) -> tuple[Draft, list[str], int]:
+    "One answer of an endpoint, all that it replied on the way, and the tokens; asked again once if the answer has faults."
+    messages, replies, tokens, wrong = list(whole_messages(context, variant)), [], 0, ["none"]
+    schema = dict(name="proposal", strict=True, schema=proposal_schema(tuple(context.config.sizes), local=False))
+    while wrong and len(replies) < 2:
+        answer = client.chat.completions.create(model=model, messages=messages, response_format=dict(type="json_schema", json_schema=schema),
+                                                temperature=temperature, seed=seed)
+        replies.append(answer.choices[0].message.content or "")
+        tokens += answer.usage.total_tokens if answer.usage else 0
+        wrong = faults(replies[-1], context)
+        messages += [dict(role="assistant", content=replies[-1]), dict(role="user", content="Answer again, without these faults: " + " ".join(wrong))]
+    if wrong and wrong[0].startswith("The answer"):
+        raise AnswerError(f"{model} gave no usable answer, even when asked again: {wrong[0]} It said: {replies[-1]!r:.200}")
+    return _draft(replies[-1]), replies, tokens
+
 # %% ../nbs/12_engineer.ipynb #en-openai-ask
 @_register("openai")
-def openai(context: Context, rng: np.random.Generator, model: str = "", variant: str = "V6", temperature: float = 1.0, seed: int = 0) -> Draft:
-    "A model behind an OpenAI-compatible endpoint, asked for the whole configuration; asked again once if its answer has faults."
-    client, messages, replies, tokens = _client(), list(whole_messages(context, variant)), [], 0
-    form = {"type": "json_schema", "json_schema": {"name": "proposal", "schema": proposal_schema(tuple(context.config.sizes))}}
-    for _ in range(2):
-        answer = client.chat.completions.create(model=model, messages=messages, response_format=form, temperature=temperature, seed=seed)
-        reply = answer.choices[0].message.content or ""
-        replies.append(reply)
-        tokens += answer.usage.total_tokens if answer.usage else 0
-        if not (wrong := faults(reply, context)): break
-        messages += [dict(role="assistant", content=reply), dict(role="user", content="Answer again, without these faults: " + " ".join(wrong))]
-    raw = json.dumps(replies, indent=1)
-    if wrong and wrong[0].startswith("The answer"):
-        raise EngineerError(f"{model} gave no usable answer, even when asked again: {wrong[0]} It said: {reply!r:.200}")
-    answer = json.loads(reply)
-    return Draft(answer["sizes"], answer["rationale"], raw, tokens)
+def openai(context: Context, rng: np.random.Generator, model: str = "", variant: str = "V6", temperature: float = 1.0,
+           n: int = 1, select: str = "majority", seed: int = 0) -> Draft:
+    "A model behind an OpenAI-compatible endpoint, asked `n` times for the whole configuration, with the seeds `seed`, `seed` + 1, ..."
+    client = _client()
+    import openai as package
+    try: asked = [_ask_endpoint(client, model, context, variant, temperature, seed + i) for i in range(max(n, 1))]
+    except package.OpenAIError as e:
+        raise EngineerError(f"{model} could not be asked at {client.base_url}: {' '.join(str(e).split())[:300]}") from None
+    chosen = choose([draft for draft, _, _ in asked], select, context, sum(tokens for _, _, tokens in asked))
+    return replace(chosen, reply=json.dumps([r for _, replies, _ in asked for r in replies], indent=1))
 
 # %% ../nbs/12_engineer.ipynb #en-learner
 @dataclass(frozen=True)
@@ -551,7 +659,7 @@ def ladder(context: Context, rng: np.random.Generator, width: float = 1.0) -> Dr
 def promotion(context: Context, rng: np.random.Generator, threshold: float = 0.9, window: int = 2) -> Draft:
     "Equal shares for the `window` sizes up to the top; the top moves up once accuracy there is at least `threshold` (RLVE, arXiv 2511.07317)."
     sizes, top = sorted(context.config.sizes), 0
-    for _, breakdown in context.history:  # a promotion is never taken back
+    for _, breakdown in context.kept:  # a promotion is never taken back
         p = rates(context, breakdown)
         while top < len(sizes) - 1 and p[sizes[top]] >= threshold: top += 1
     low = max(0, top - window + 1)
@@ -563,9 +671,9 @@ def promotion(context: Context, rng: np.random.Generator, threshold: float = 0.9
 def bandit(context: Context, rng: np.random.Generator, rate: float = 0.7, temperature: float = 0.1) -> Draft:
     "A softmax over running means of |advantage| per size (SEC, arXiv 2505.14970; DUMP, arXiv 2504.09710)."
     value = dict.fromkeys(sorted(context.config.sizes), 0.0)
-    for i, (_, breakdown) in enumerate(context.history):
+    for i, (_, breakdown) in enumerate(context.kept):
         seen = {s: 2 * p * (1 - p) for s, p in rates(context, breakdown).items()}
-        if i == len(context.history) - 1: seen |= {s: a for s, a in context.advantages.items() if s in seen and math.isfinite(a)}
+        if i == len(context.kept) - 1: seen |= {s: a for s, a in context.advantages.items() if s in seen and math.isfinite(a)}
         value = {s: v if math.isnan(seen[s]) else v + rate * (seen[s] - v) for s, v in value.items()}
     best = max(value, key=lambda s: value[s])
     config = spread(context, {s: math.exp((v - value[best]) / temperature) for s, v in value.items()})
@@ -579,7 +687,7 @@ def target(context: Context, rng: np.random.Generator, goal: float = 0.5, speed:
     def near(at: float) -> dict[int, float]: return {s: math.exp(-2 * (s - at) ** 2) for s in sizes}
     aim = sum(s * c.data_ratio for s, c in context.history[0][0].sizes.items() if s in sizes)
     aim = min(max(aim, sizes[0]), sizes[-1])
-    for _, breakdown in context.history:
+    for _, breakdown in context.kept:
         p, weight = rates(context, breakdown), near(aim)
         told = {s: w for s, w in weight.items() if not math.isnan(p[s])}
         if not told: continue
@@ -590,7 +698,7 @@ def target(context: Context, rng: np.random.Generator, goal: float = 0.5, speed:
 # %% ../nbs/12_engineer.ipynb #en-alp-progress
 def progress(context: Context) -> dict[int, list[tuple[float, float, float]]]:
     "Per size and redesigned round: hole ratio, wait ratio, and the absolute change of the valid rate."
-    seen = [(c, rates(context, b)) for c, b in context.history]
+    seen = [(c, rates(context, b)) for c, b in context.kept]
     steps: dict[int, list[tuple[float, float, float]]] = {s: [] for s in sorted(context.config.sizes)}
     for (_, before), (config, after) in zip(seen, seen[1:]):
         for s, points in steps.items():
@@ -637,7 +745,7 @@ def mutate(context: Context, rng: np.random.Generator, children: int = 16, edits
             part = float(rng.random()) * new[giver] / 2
             new[giver] -= part; new[taker] += part
         return new
-    archive = [{s: c.sizes[s].data_ratio if s in c.sizes else 0.0 for s in sizes} for c, _ in context.history]
+    archive = [{s: c.sizes[s].data_ratio if s in c.sizes else 0.0 for s in sizes} for c, _ in context.kept]
     parent = max(archive, key=value)
     best = max([parent, *(edited(parent) for _ in range(children))], key=value)
     return Draft(spread(context, best), f"Learnability {value(parent):.3f} of the best so far, {value(best):.3f} after an edit.")
@@ -683,46 +791,58 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 # %% ../nbs/12_engineer.ipynb #en-reaction-fn
 def reaction(context: Context, config: LakeConfig) -> dict[str, float]:
-    "How a configuration answers the evidence of a context: `change`, `reach` and `eased`, each from -1 to 1."
+    "How a configuration answers the evidence of a context: `change`, `reach` and `eased` from -1 to 1, `bought` from 0 to 1."
     p = {s: v for s, v in rates(context).items() if not math.isnan(v)}
     old, new = context.config.sizes, config.sizes
     signal = [v * (1 - v) for v in p.values()]
     return dict(change=rank_correlation([new[s].data_ratio - old[s].data_ratio for s in p], signal),
-                reach=rank_correlation([new[s].data_ratio for s in p], signal),
+                reach=rank_correlation([new[s].data_ratio for s in p], signal), bought=bought(context, config),
                 eased=rank_correlation([new[s].hole_ratio - old[s].hole_ratio for s in p], list(p.values())))
+
+# %% ../nbs/12_engineer.ipynb #en-react
+def _react(
+    engineer: Engineer,
+    pairs: Sequence[tuple[Context, Context]],  # the true context, and the one that the engineer is told
+) -> tuple[pd.DataFrame, dict[int, Proposal]]:
+    "The engineer's reactions to the true contexts and its proposals, by the pair's number; pairs without a usable answer are left out."
+    import pandas as pd
+    made = {}
+    for i, (_, told) in enumerate(pairs):
+        try: made[i] = engineer.propose(told)
+        except AnswerError: continue
+    if not made: raise EngineerError(f"engineer {engineer.name!r} gave no usable answer to any of {len(pairs)} contexts.")
+    return pd.DataFrame([reaction(pairs[i][0], p.config) for i, p in made.items()]), made
+
+# %% ../nbs/12_engineer.ipynb #en-distance
+def distance(a: LakeConfig, b: LakeConfig) -> float:
+    "The share of the budget that lies elsewhere: 0 for equal data ratios, 1 for disjoint ones."
+    return sum(abs(a.sizes[s].data_ratio - b.sizes[s].data_ratio) for s in a.sizes) / 2
 
 # %% ../nbs/12_engineer.ipynb #en-measure
 def measure(
-    engineer: Engineer,
+    make: Callable[[int], Engineer],  # from a seed to the engineer, as `partial(make_engineer, name)`
     contexts: Sequence[Context],
     shuffles: int = 1,  # shuffled copies of every context
+    seeds: int = 1,  # proposals of so many seeds are compared
 ) -> dict[str, Any]:
-    "Validity, reaction, the same under shuffled evidence, tokens and seconds of an engineer, as means over contexts."
-    asked = [(c, c) for c in contexts]
-    asked += [(c, shuffle_evidence(c, seed=1000 * k + i)) for k in range(shuffles) for i, c in enumerate(contexts)]
-    proposals = [engineer.propose(told) for _, told in asked]
-    react = [reaction(true, p.config) for (true, _), p in zip(asked, proposals)]
-    n = len(contexts)
-    def mean(key: str, rows: Sequence[Mapping[str, float]]) -> float: return round(float(np.mean([r[key] for r in rows])), 2)
-    return dict(engineer=engineer.name, contexts=n, unchanged=round(float(np.mean([not p.changes for p in proposals])), 2), change=mean("change", react[:n]),
-                shuffled=mean("change", react[n:]), reach=mean("reach", react[:n]), reach_shuffled=mean("reach", react[n:]), eased=mean("eased", react[:n]),
-                tokens=round(float(np.mean([p.tokens for p in proposals[:n]]))), seconds=float(np.median([p.seconds for p in proposals[:n]])))
+    "Validity, reaction, the same under shuffled evidence, stability, tokens and seconds of an engineer; means over contexts."
+    told = [(c, c) for c in contexts]
+    shuffled = [(c, shuffle_evidence(c, seed=1000 * k + i)) for k in range(shuffles) for i, c in enumerate(contexts)]
+    (true, by_context), (control, _) = _react(make(0), told), _react(make(0), shuffled)
+    others, proposals = [_react(make(k), told)[1] for k in range(1, seeds)], list(by_context.values())
+    moved = [distance(p.config, other[i].config) for other in others for i, p in by_context.items() if i in other]
+    return dict(engineer=proposals[0].engineer, contexts=len(contexts), valid=round(len(proposals) / len(contexts), 2),
+                unchanged=round(float(np.mean([not p.changes for p in proposals])), 2),
+                **_mean("change", true.change), **_mean("shuffled", control.change), **_mean("reach", true.reach), **_mean("reach_shuffled", control.reach),
+                bought=round(true.bought.mean(), 2), eased=round(true.eased.mean(), 2), stable=round(1 - float(np.mean(moved)), 2) if moved else math.nan,
+                tokens=round(float(np.mean([p.tokens for p in proposals]))), seconds=round(float(np.median([p.seconds for p in proposals])), 3))
 
-# %% ../nbs/12_engineer.ipynb #en-compare
-def compare(engineers: Mapping[str, Engineer], contexts: Sequence[Context], shuffles: int = 1) -> pd.DataFrame:
+# %% ../nbs/12_engineer.ipynb #en-mean
+def _mean(name: str, values: pd.Series) -> dict[str, float]:
+    "A mean and its standard error, named."
+    return {name: round(float(values.mean()), 2), f"{name}_se": round(float(values.sem()), 2) if len(values) > 1 else math.nan}
+
+def compare(makers: Mapping[str, Callable[[int], Engineer]], contexts: Sequence[Context], shuffles: int = 1, seeds: int = 1) -> pd.DataFrame:
     "One row of `measure` per engineer."
     import pandas as pd
-    return pd.DataFrame([measure(e, contexts, shuffles) | dict(engineer=label) for label, e in engineers.items()]).set_index("engineer")
-
-# %% ../nbs/12_engineer.ipynb #en-forms-table
-def forms_table(n: int = 36, forms: Sequence[str] = (*FORMS, "whole"), seed: int = 0) -> pd.DataFrame:
-    "Measure the forms of asking the packaged model on `n` contexts."
-    import pandas as pd
-    contexts, rows = sample_contexts(n, seed=seed), []
-    load_llm()  # not on the clock
-    for form in forms:
-        engineer = make_engineer("llm", form=form)
-        start = process_time()
-        engineer.propose(contexts[0])
-        rows.append(dict(form=form, seconds=round(process_time() - start, 1)) | {k: v for k, v in measure(engineer, contexts).items() if k != "seconds"})
-    return pd.DataFrame(rows).drop(columns="engineer").set_index("form")
+    return pd.DataFrame([measure(make, contexts, shuffles, seeds) | dict(engineer=label) for label, make in makers.items()]).set_index("engineer")

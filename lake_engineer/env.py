@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
+from itertools import combinations, islice, repeat
+from operator import index
 from typing import TYPE_CHECKING, Any
 import string
 import sys
 
 import numpy as np
 
-from .lake import MAX_AGENTS, MOVES, Cell, Fault, Instance, Lake, LakeError, Plan, Verdict, check, free_cells, rows
+from .lake import CHECKS, MAX_AGENTS, MOVES, Cell, Fault, Instance, Lake, LakeError, Plan, Verdict, free_cells, rows
+from .registration import ENV_ID as ENV_ID, register
 from .render import Panel, fault_words, figure, paper_side, to_ansi, to_array, to_html
 if TYPE_CHECKING: from lake_engineer.generator import LakeConfig, Split
 
 # %% auto #0
-__all__ = ['ACTIONS', 'ORDER', 'TEXT_CHARS', 'OBSERVATIONS', 'RENDER_MODES', 'ENV_ID', 'World', 'step', 'verdict', 'Boards',
+__all__ = ['ACTIONS', 'ORDER', 'TEXT_CHARS', 'OBSERVATIONS', 'RENDER_MODES', 'World', 'step', 'verdict', 'Boards', 'Stream',
            'boards', 'planes', 'text', 'step_limit', 'observation_space', 'Episode', 'show', 'MAPFFrozenLake',
-           'register', 'own_planes', 'MAPFFrozenLakeParallel']
+           'MAPFFrozenLakeVector', 'own_planes', 'MAPFFrozenLakeParallel']
 
 # %% ../nbs/07_env.ipynb #env-actions
 ACTIONS = tuple(MOVES)  # action 0 is "UP", 4 is "WAIT"
@@ -38,14 +40,15 @@ class World:
     def __init__(self, instance: Instance):
         self.instance, self.time, self.faulty = instance, 0, False
         self.cells: list[Cell] = list(instance.starts)  # where the agents are now
+        self.before = self.cells  # and where they were one step ago
         self.paths: list[list[Cell]] = [[s] for s in instance.starts]
         self._arrival = [0] * instance.num_agents  # when each agent last changed its cell
-        self._free = _free(instance.lake)
+        self._goals, self._free = list(instance.goals), _free(instance.lake)
 
     @property
     def plan(self) -> Plan: return Plan(tuple(map(tuple, self.paths)))
     @property
-    def solved(self) -> bool: return not self.faulty and self.cells == list(self.instance.goals)
+    def solved(self) -> bool: return self.cells == self._goals and not self.faulty
 
 # %% ../nbs/07_env.ipynb #env-step
 def step(
@@ -55,25 +58,48 @@ def step(
     "Move all agents at once. Raises `LakeError` once a step has gone wrong."
     if world.faulty: raise LakeError("a step went wrong, so the episode is over; reset the environment.")
     before, world.time = world.cells, world.time + 1
-    world.cells = [(r + _DELTAS[a][0], c + _DELTAS[a][1]) for (r, c), a in zip(before, actions)]
-    for i, cell in enumerate(world.cells):
+    now = [(r + _DELTAS[a][0], c + _DELTAS[a][1]) for (r, c), a in zip(before, actions)]
+    for i, cell in enumerate(now):
         world.paths[i].append(cell)
         if cell != before[i]: world._arrival[i] = world.time
-    world.faulty = not world._free.issuperset(world.cells) or len(set(world.cells)) < len(before) or _swapped(before, world.cells)
+    world.before, world.cells = before, now
+    world.faulty = not world._free.issuperset(now) or len(set(now)) < len(now) or _swapped(before, now)
 
 # %% ../nbs/07_env.ipynb #env-swapped
 def _swapped(before: list[Cell], now: list[Cell]) -> bool:
-    return any(now[i] == before[j] and now[j] == before[i] for i in range(len(now)) for j in range(i))
+    moves = {(b, c) for b, c in zip(before, now) if b != c}
+    return any((c, b) in moves for b, c in moves)
+
+# %% ../nbs/07_env.ipynb #env-crash
+def _crashes(world: World) -> Iterator[Fault]:
+    "Two agents in one cell or swapping cells, pair by pair."
+    was, now = world.before, world.cells
+    for i, j in combinations(range(len(now)), 2):
+        if now[i] == now[j]: yield Fault("no_conflict", world.time, (i, j), now[i], "vertex")
+        elif now[i] == was[j] and now[j] == was[i]: yield Fault("no_conflict", world.time, (i, j), now[i], "edge")
+
+# %% ../nbs/07_env.ipynb #env-away
+def _away(world: World) -> list[Fault]:
+    "The first agent that is not home, if there is one."
+    for i, (cell, goal) in enumerate(zip(world.cells, world._goals)):
+        if cell != goal: return [Fault("goals", world.time, (i,), cell)]
+    return []
+
+# %% ../nbs/07_env.ipynb #env-faults
+def _faults(world: World) -> list[Fault]:
+    "The first fault of each kind in the last step, in the order of the checks."
+    lake, t, cells = world.instance.lake, world.time, list(enumerate(world.cells))
+    out = (Fault("in_bounds", t, (i,), c) for i, c in cells if not lake.inside(c))
+    wet = (Fault("no_hole", t, (i,), c) for i, c in cells if c in lake.holes)
+    return [f for kind in (out, wet, _crashes(world)) if (f := next(kind, None))] + _away(world)
 
 # %% ../nbs/07_env.ipynb #env-verdict
 def verdict(world: World) -> Verdict:
     "What `check` says of the plan so far."
-    if world.faulty: return check(world.instance, world.plan)
-    inst = world.instance
-    away = next((i for i, (c, g) in enumerate(zip(world.cells, inst.goals)) if c != g), None)
-    fault = None if away is None else Fault("goals", world.time, (away,), world.cells[away])
-    return Verdict(True, True, True, True, True, True, True, away is None, fault, max(world._arrival), sum(world._arrival),
-                   inst.optimal_makespan, inst.optimal_sum_of_costs)
+    faults, inst = _faults(world) if world.faulty else _away(world), world.instance
+    failed = {f.check for f in faults}
+    return Verdict(True, True, True, True, *[c not in failed for c in CHECKS[4:]], faults[0] if faults else None,
+                   max(world._arrival), sum(world._arrival), inst.optimal_makespan, inst.optimal_sum_of_costs)
 
 # %% ../nbs/07_env.ipynb #env-source
 ORDER = 1024  # boards ordered at a time; the ratios are exact over so many
@@ -90,12 +116,28 @@ class Boards:
     def size(self) -> int:  # of the largest board
         return self.instance.lake.size if self.instance else max(self.config.sizes) if self.config else 0
 
-    def stream(self, rng: np.random.Generator) -> Iterator[Instance]:
-        "Boards without end."
-        if self.instance: yield from repeat(self.instance)
+    def order(self, seed: int) -> Iterator[Instance]:
+        "`ORDER` boards."
+        if self.instance: return repeat(self.instance, ORDER)
         from lake_engineer.generator import stream
         assert self.config is not None
-        while True: yield from stream(self.config, ORDER, self.num_agents, int(rng.integers(2**31)), split=self.split)
+        return stream(self.config, ORDER, self.num_agents, seed, split=self.split)
+
+# %% ../nbs/07_env.ipynb #env-stream
+class Stream:
+    "Boards without end; a copy goes on with the same boards."
+    def __init__(self, source: Boards, rng: np.random.Generator):
+        self.source, self.rng = source, rng
+        self.seed, self.drawn = 0, ORDER  # the order being served, and how many of it are gone
+        self._rest: Iterator[Instance] | None = None
+
+    def __next__(self) -> Instance:
+        if self.drawn == ORDER: self.seed, self.drawn, self._rest = int(self.rng.integers(2**31)), 0, None
+        if self._rest is None: self._rest = islice(self.source.order(self.seed), self.drawn, None)
+        self.drawn += 1
+        return next(self._rest)
+
+    def __getstate__(self) -> dict[str, Any]: return self.__dict__ | {"_rest": None}
 
 # %% ../nbs/07_env.ipynb #env-boards
 def boards(
@@ -123,12 +165,10 @@ def _one_size(size: int, hole_ratio: float | None, wait_ratio: float | None) -> 
     return LakeConfig(sizes={size: SizeConfig(1.0, hole_ratio, wait_ratio)})
 
 # %% ../nbs/07_env.ipynb #env-ice
-@lru_cache(maxsize=1024)
-def _water(lake: Lake, size: int) -> np.ndarray:  # (size, size) of 0 and 1, read only
+def _water(lake: Lake, size: int) -> np.ndarray:  # (size, size) of 0 and 1
     "Holes, and whatever lies outside the lake."
     out = np.ones((size, size), np.uint8)
     for r, c in free_cells(lake): out[r, c] = 0
-    out.flags.writeable = False
     return out
 
 # %% ../nbs/07_env.ipynb #env-inside
@@ -136,17 +176,24 @@ def _inside(world: World) -> list[tuple[int, Cell]]:
     "The agents that are on the board, with their cells."
     return [(i, c) for i, c in enumerate(world.cells) if world.instance.lake.inside(c)]
 
+# %% ../nbs/07_env.ipynb #env-still
+@lru_cache(maxsize=1024)
+def _still(instance: Instance, size: int) -> np.ndarray:  # as `planes`, but nobody on the agents' planes
+    "What does not change in an episode."
+    k = instance.num_agents
+    out = np.zeros((1 + 2 * k, size, size), np.uint8)
+    out[0] = _water(instance.lake, size)
+    for i, (r, c) in enumerate(instance.goals): out[1 + k + i, r, c] = 1
+    return out
+
 # %% ../nbs/07_env.ipynb #env-planes
 def planes(
     world: World,
     size: int,  # side of the planes
 ) -> np.ndarray:  # (1 + 2 * agents, size, size) of 0 and 1
     "Holes, agents, goals."
-    k = world.instance.num_agents
-    out = np.zeros((1 + 2 * k, size, size), np.uint8)
-    out[0] = _water(world.instance.lake, size)
+    out = _still(world.instance, size).copy()
     for i, (r, c) in _inside(world): out[1 + i, r, c] = 1
-    for i, (r, c) in enumerate(world.instance.goals): out[1 + k + i, r, c] = 1
     return out
 
 # %% ../nbs/07_env.ipynb #env-text
@@ -174,6 +221,8 @@ try:
     import gymnasium as gym
     from gymnasium import spaces
     from gymnasium.utils import seeding
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
     from pettingzoo import ParallelEnv
 except ImportError as e:
     raise ImportError(f"lake_engineer.env needs the package {e.name}; install it with: pip install 'lake_engineer[env]'") from None
@@ -199,7 +248,7 @@ class Episode:
     def __init__(self, source: Boards, max_steps: int | None):
         self.source, self.max_steps = source, step_limit(source, max_steps)
         self.world: World | None = None
-        self.boards: Iterator[Instance] | None = None
+        self.boards: Stream | None = None
 
     def start(
         self,
@@ -208,7 +257,7 @@ class Episode:
         options: dict[str, Any] | None,
     ) -> World:
         "A new episode, on `options['instance']` if there is one."
-        if reseeded or self.boards is None: self.boards = self.source.stream(rng)
+        if reseeded or self.boards is None: self.boards = Stream(self.source, rng)
         self.world = World(_fitting((options or {}).get("instance") or next(self.boards), self.source))
         return self.world
 
@@ -232,8 +281,9 @@ def _fitting(inst: Instance, source: Boards) -> Instance:
                     f"this environment takes {source.num_agents} on sizes up to {source.size}.")
 
 # %% ../nbs/07_env.ipynb #env-actions-check
-def _actions(actions: Sequence[int], n: int) -> list[int]:
-    out = [int(a) for a in actions]
+def _actions(actions: Sequence[int] | np.ndarray, n: int) -> list[int]:
+    try: out = list(map(index, actions.tolist() if isinstance(actions, np.ndarray) else actions))
+    except TypeError: raise LakeError(f"actions must be integers, not {actions!r:.60}.") from None
     if len(out) != n: raise LakeError(f"there are {n} agents, but {len(out)} actions.")
     for i, a in enumerate(out):
         if not 0 <= a < len(ACTIONS): raise LakeError(f"the action of agent {i} must be 0 to {len(ACTIONS) - 1} ({', '.join(ACTIONS)}), not {a}.")
@@ -299,14 +349,65 @@ class MAPFFrozenLake(gym.Env):
 
     def render(self): return show(self.episode.running, self.render_mode, self.episode.source.size)
 
-# %% ../nbs/07_env.ipynb #env-register
-ENV_ID = "lake_engineer/MAPFFrozenLake-v0"
-
-def register() -> None:
-    "Tell Gymnasium about the environment, once."
-    if ENV_ID not in gym.registry: gym.register(ENV_ID, entry_point="lake_engineer.env:MAPFFrozenLake")
-
+# %% ../nbs/07_env.ipynb #env-register-own
 register()
+
+# %% ../nbs/07_env.ipynb #env-vec-played
+def _played(env: MAPFFrozenLake, over: bool, action: list[int]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    "One environment's part in a step of the vector."
+    if not over: return env.step(action)
+    obs, info = env.reset()
+    return obs, 0.0, False, False, info
+
+# %% ../nbs/07_env.ipynb #env-vec-class
+class MAPFFrozenLakeVector(VectorEnv):
+    "Many joint views in step; takes what `MAPFFrozenLake` takes."
+    metadata = {**MAPFFrozenLake.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs: int = 1, **settings):
+        self.num_envs, self.envs = num_envs, [MAPFFrozenLake(**settings) for _ in range(num_envs)]
+        one, self._over = self.envs[0], np.zeros(num_envs, bool)
+        self.single_observation_space, self.single_action_space, self.render_mode = one.observation_space, one.action_space, one.render_mode
+        self.observation_space, self.action_space = (batch_space(x, num_envs) for x in (one.observation_space, one.action_space))
+
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None):
+        self._over = np.zeros(self.num_envs, bool)
+        obs, infos = zip(*(e.reset(seed=s, options=options) for e, s in zip(self.envs, _seeds(seed, self.num_envs), strict=True)))
+        return self._stacked(obs), _merged(infos)
+
+    def step(self, actions: np.ndarray):
+        obs, rewards, ends, cuts, infos = zip(*map(_played, self.envs, self._over.tolist(), np.asarray(actions).tolist()))
+        self._over = np.logical_or(ends, cuts)
+        return self._stacked(obs), np.array(rewards), np.array(ends), np.array(cuts), _merged(infos)
+
+    def render(self): return tuple(e.render() for e in self.envs)
+    def _stacked(self, obs: tuple) -> Any: return np.stack(obs) if self.envs[0].observation == "planes" else obs
+
+# %% ../nbs/07_env.ipynb #env-vec-parts
+def _seeds(seed: int | Sequence[int | None] | None, n: int) -> Sequence[int | None]:
+    "A seed for each environment, as Gymnasium gives them out."
+    return seed if isinstance(seed, Sequence) else [None if seed is None else seed + i for i in range(n)]
+
+def _merged(infos: tuple[dict[str, Any], ...]) -> dict[str, np.ndarray]:
+    "The infos as arrays, each with a mask that says who has one, as Gymnasium merges them."
+    has = np.ones(len(infos), bool)
+    verdicts = np.array([i["verdict"] for i in infos], object)
+    return {"verdict": verdicts, "_verdict": has, "is_success": np.array([i["is_success"] for i in infos]), "_is_success": has.copy()}
+
+# %% ../nbs/07_env.ipynb #env-pz-still
+@lru_cache(maxsize=1024)
+def _own_still(instance: Instance, size: int) -> np.ndarray:  # as `own_planes`, but without the agents
+    "What does not change in an episode, as each agent sees it."
+    out = np.zeros((instance.num_agents, 5, size, size), np.uint8)
+    out[:, 0] = _water(instance.lake, size)
+    _mark(out, 2, list(enumerate(instance.goals)))
+    return out
+
+def _mark(out: np.ndarray, plane: int, where: list[tuple[int, Cell]]) -> None:
+    "Put everyone's cell on `plane` of the own view, and on the plane after the next of everybody else's."
+    for _, (r, c) in where: out[:, plane + 2, r, c] = 1
+    cells = [c for _, c in where]
+    for i, (r, c) in where: out[i, plane, r, c], out[i, plane + 2, r, c] = 1, cells.count((r, c)) > 1  # someone else may be here too
 
 # %% ../nbs/07_env.ipynb #env-pz-obs
 def own_planes(
@@ -314,12 +415,8 @@ def own_planes(
     size: int,  # side of the planes
 ) -> np.ndarray:  # (agents, 5, size, size) of 0 and 1
     "For every agent its view: holes, me, my goal, the others, their goals."
-    out = np.zeros((world.instance.num_agents, 5, size, size), np.uint8)
-    out[:, 0] = _water(world.instance.lake, size)
-    here = _inside(world)
-    for what, where in ((1, here), (2, list(enumerate(world.instance.goals)))):
-        for i, (r, c) in where: out[i, what, r, c] = out[:, what + 2, r, c] = 1
-        for i, (r, c) in where: out[i, what + 2, r, c] = sum(cell == (r, c) for _, cell in where) > 1  # not me, unless someone else is here too
+    out = _own_still(world.instance, size).copy()
+    _mark(out, 1, _inside(world))
     return out
 
 # %% ../nbs/07_env.ipynb #env-pz-helpers
@@ -329,7 +426,8 @@ def _each(env: MAPFFrozenLakeParallel, w: World, v: Verdict) -> tuple[dict[str, 
     if env.observation == "planes":
         obs: dict[str, Any] = dict(zip(env.possible_agents, own_planes(w, env.episode.source.size)))
     else: obs = {a: f"you are agent {i}\n{text(w, env.episode.max_steps)}" for i, a in enumerate(env.possible_agents)}
-    return obs, {a: {"verdict": v, "is_success": v.valid} for a in env.possible_agents}
+    valid = v.valid
+    return obs, {a: {"verdict": v, "is_success": valid} for a in env.possible_agents}
 
 # %% ../nbs/07_env.ipynb #env-pz-class
 class MAPFFrozenLakeParallel(ParallelEnv):

@@ -11,30 +11,35 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, cache
 from hashlib import sha256
+from io import BytesIO
 from itertools import combinations, islice, permutations
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+import gzip
 import json
 import math
 import os
 import re
 import warnings
+import zlib
 
 from numba import njit
 import numpy as np
 
 from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, _objective, distances, from_dict, to_dict, write_text
+from .settings import SettingsError, at_root
 from .solver import BUDGET, MAX_SIZE, UNSOLVABLE, _as_facts, _facts_of, _flood, _graph, _pool
 
 # %% auto #0
 __all__ = ['MIN_SIZE', 'SIZES', 'FIELDS', 'Split', 'SPLITS', 'ROOM', 'MAX_HOLE_RATIO', 'ENUMERABLE', 'Sampler', 'DRAWS',
-           'GIVE_UP', 'RARE', 'FORMATS', 'HOLE_RATIOS', 'WAIT_SUBSETS', 'HELDOUT_SEED', 'HELDOUT_BUDGET',
-           'BENCHMARK_CELL', 'ConfigError', 'SizeConfig', 'LakeConfig', 'uniform', 'random_config', 'from_json',
-           'canonical', 'split_of', 'max_holes', 'hole_count', 'project', 'diff', 'json_schema', 'LaneReport',
-           'GenerationReport', 'stream', 'generate_with_report', 'generate', 'read_files', 'generate_files', 'waste',
-           'records', 'describe', 'plot_set', 'compare_samplers', 'heldout', 'benchmark']
+           'GIVE_UP', 'RARE', 'FORMATS', 'HOLE_RATIOS', 'WAIT_SUBSETS', 'HELDOUT_SEED', 'HELDOUT_BUDGET', 'FrozenCell',
+           'BENCHMARK_CELL', 'STORED', 'ConfigError', 'SizeConfig', 'LakeConfig', 'uniform', 'random_config',
+           'from_json', 'canonical', 'split_of', 'max_holes', 'hole_count', 'project', 'diff', 'json_schema',
+           'LaneReport', 'GenerationReport', 'stream', 'generate_with_report', 'generate', 'read_files',
+           'generate_files', 'waste', 'records', 'describe', 'plot_set', 'compare_samplers', 'make_frozen',
+           'frozen_folder', 'gzip_bytes', 'frozen_text', 'write_frozen', 'read_frozen', 'heldout', 'benchmark']
 
 # %% ../nbs/03_generator.ipynb #gen-config-error
 MIN_SIZE = 3  # the smallest map of the paper
@@ -1008,10 +1013,23 @@ def _cells(total: int) -> dict[tuple[str, float, bool], int]:
             for h, x in zip(HOLE_RATIOS, shares if kind else shares[::-1]): out[name, h, kind] = x
     return out
 
+# %% ../nbs/03_generator.ipynb #gen-frozen
+def _frozen(split: Split, size: int, num_agents: int, holes: int, wait: bool) -> Iterator[Instance]:
+    "Different boards of one kind, always the same."
+    config = LakeConfig({size: SizeConfig(1, holes / size**2, float(wait))})
+    try: [(lane, report)] = _lanes(config, 1, num_agents, HELDOUT_SEED, split, DEFAULT_OBJECTIVE, "auto", HELDOUT_BUDGET)
+    except ConfigError: return
+    source = _Source(lane, report)
+    while not _used_up(source):
+        f, again = _next(source)
+        if again: return
+        yield _instance(lane, report.sampler, f, 0)
+
 # %% ../nbs/03_generator.ipynb #gen-heldout-size
-@lru_cache(maxsize=64)
-def _heldout_size(split: Split, size: int, num_agents: int, total: int) -> dict[str, tuple[Instance, ...]]:
-    "The frozen boards of one size, by wait subset."
+FrozenCell = dict[str, tuple[Instance, ...]]  # wait subset to its boards
+
+def make_frozen(split: Split, size: int, num_agents: int, total: int) -> FrozenCell:
+    "Generate the frozen boards of one size and number of agents."
     out: dict[str, list[Instance]] = {name: [] for name in WAIT_SUBSETS}
     for kind in (True, False):
         wanted = {(name, h): k for (name, h, w), k in _cells(total).items() if w == kind and k}
@@ -1026,17 +1044,60 @@ def _heldout_size(split: Split, size: int, num_agents: int, total: int) -> dict[
             if k: raise ConfigError(f"size {size}: split {split!r} has too few boards of {num_agents} agents for a frozen set of {total}; {k} are lacking.")
     return {name: tuple(x) for name, x in out.items()}
 
-# %% ../nbs/03_generator.ipynb #gen-frozen
-def _frozen(split: Split, size: int, num_agents: int, holes: int, wait: bool) -> Iterator[Instance]:
-    "Different boards of one kind, always the same."
-    config = LakeConfig({size: SizeConfig(1, holes / size**2, float(wait))})
-    try: [(lane, report)] = _lanes(config, 1, num_agents, HELDOUT_SEED, split, DEFAULT_OBJECTIVE, "auto", HELDOUT_BUDGET)
-    except ConfigError: return
-    source = _Source(lane, report)
-    while not _used_up(source):
-        f, again = _next(source)
-        if again: return
-        yield _instance(lane, report.sampler, f, 0)
+# %% ../nbs/03_generator.ipynb #gen-stored-plan
+BENCHMARK_CELL = 150  # boards per size and number of agents, as in the paper
+STORED: dict[Split, dict[tuple[int, int], int]] = {  # (agents, size) to the number of boards
+    "validation": {(2, n): 170 for n in range(3, 9)},
+    "test": {(2, n): 100 for n in SIZES},
+    "benchmark": {(k, n): BENCHMARK_CELL for k, first in ((3, 3), (4, 4), (5, 5)) for n in SIZES if n >= first}}
+
+def frozen_folder() -> Path | None:
+    "Where the stored sets are, or `None` outside a clone of the repository."
+    try: return at_root("results/benchmark/instances")
+    except SettingsError: return None
+
+# %% ../nbs/03_generator.ipynb #gen-gzip
+def gzip_bytes(text: str) -> bytes:
+    "`text` compressed, without name and time, so that the same text gives the same bytes."
+    buffer = BytesIO()
+    with gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as f: f.write(text.encode())
+    return buffer.getvalue()
+
+# %% ../nbs/03_generator.ipynb #gen-store
+def frozen_text(cells: Iterable[FrozenCell]) -> str:
+    "JSON Lines: a board's wait subset, then the board as `to_dict` has it."
+    rows = [{"subset": name} | to_dict(x) for cell in cells for name, xs in cell.items() for x in xs]
+    return "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in rows)
+
+def write_frozen(folder: Path, texts: Mapping[str, str]) -> None:
+    "Store each split's `frozen_text`, and last of all the checksums."
+    for split, text in texts.items(): write_text(folder / f"{split}.jsonl.gz", gzip_bytes(text))
+    write_text(folder / "SHA256SUMS", "".join(f"{sha256(text.encode()).hexdigest()}  {split}.jsonl\n" for split, text in sorted(texts.items())))
+
+# %% ../nbs/03_generator.ipynb #gen-read-frozen
+def read_frozen(folder: Path, split: str) -> dict[tuple[int, int], FrozenCell]:
+    "(agents, size) to the stored boards; a `ConfigError` if the file is not the one that was frozen."
+    try: data, sums = gzip.decompress((folder / f"{split}.jsonl.gz").read_bytes()), (folder / "SHA256SUMS").read_text().splitlines()
+    except (OSError, EOFError, zlib.error) as e: raise ConfigError(f"{split}.jsonl.gz cannot be read ({e}); restore it, or run `make benchmark`.") from None
+    if f"{sha256(data).hexdigest()}  {split}.jsonl" not in sums:
+        raise ConfigError(f"{split}.jsonl.gz is not the file whose checksum SHA256SUMS holds; restore both, or run `make benchmark`.")
+    out: dict[tuple[int, int], dict[str, list[Instance]]] = {}
+    for row in map(json.loads, data.splitlines()):
+        subset, x = row.pop("subset"), from_dict(row)
+        out.setdefault((x.num_agents, x.lake.size), {name: [] for name in WAIT_SUBSETS})[subset].append(x)
+    return {k: {name: tuple(xs) for name, xs in cell.items()} for k, cell in out.items()}
+
+# %% ../nbs/03_generator.ipynb #gen-stored
+@cache
+def _stored(split: Split) -> dict[tuple[int, int], FrozenCell]:
+    folder = frozen_folder()
+    return read_frozen(folder, split) if folder and (folder / f"{split}.jsonl.gz").is_file() else {}
+
+@lru_cache(maxsize=64)
+def _frozen_cell(split: Split, size: int, num_agents: int, total: int) -> FrozenCell:
+    "The frozen boards of one size and number of agents, stored or made."
+    if STORED.get(split, {}).get((num_agents, size)) == total and (cells := _stored(split)): return cells[num_agents, size]
+    return make_frozen(split, size, num_agents, total)
 
 # %% ../nbs/03_generator.ipynb #gen-heldout
 def heldout(
@@ -1049,11 +1110,9 @@ def heldout(
     _split(split)
     sizes = sorted({_size(s) for s in sizes})
     shares = zip(sizes, _shares([1] * len(sizes), n))
-    return [x for size, k in shares for subset in _heldout_size(split, size, _num_agents(num_agents), k).values() for x in subset]
+    return [x for size, k in shares for subset in _frozen_cell(split, size, _num_agents(num_agents), k).values() for x in subset]
 
 # %% ../nbs/03_generator.ipynb #gen-benchmark
-BENCHMARK_CELL = 150  # boards per size and number of agents, as in the paper
-
 def benchmark(
     num_agents: int,
     size: int,
@@ -1061,4 +1120,4 @@ def benchmark(
 ) -> list[Instance]:
     "The 50 frozen boards of one cell of the benchmark."
     if wait_subset not in WAIT_SUBSETS: raise ConfigError(f"wait_subset must be one of {', '.join(WAIT_SUBSETS)}, not {wait_subset!r:.60}.")
-    return list(_heldout_size("benchmark", _size(size), _num_agents(num_agents), BENCHMARK_CELL)[wait_subset])
+    return list(_frozen_cell("benchmark", _size(size), _num_agents(num_agents), BENCHMARK_CELL)[wait_subset])

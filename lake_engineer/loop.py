@@ -5,8 +5,10 @@
 # %% ../nbs/13_loop.ipynb #lo-imports
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 import json
@@ -17,10 +19,10 @@ import time
 from filelock import FileLock
 
 from .batch import provenance
-from .context import Context
-from .engineer import Engineer, Proposal, make_engineer
+from .context import Case, Context
+from .engineer import POLICIES, Engineer, Proposal, chat_lm, make_engineer
 from .evaluation import FailureBreakdown, evaluate, failure_breakdown, read_records
-from .generator import LakeConfig, generate, heldout
+from .generator import FIELDS, LakeConfig, generate, heldout
 from .lake import Instance, write_text
 from .policy import LocalPolicy, load_policy
 from .settings import Profile, at_root, load_profile
@@ -28,9 +30,11 @@ from .settings import Profile, at_root, load_profile
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['RunError', 'runs_dir', 'Run', 'context_for', 'round_seed', 'round_instances', 'validation_instances', 'validate',
-           'do_round', 'start', 'locked', 'first_config', 'round_zero', 'write_proposal', 'design_round', 'arm_name',
-           'run_arm', 'progress']
+__all__ = ['GUARD_ALPHA', 'REPLY_CHARS', 'RunError', 'runs_dir', 'Run', 'context_for', 'round_seed', 'round_instances',
+           'validation_instances', 'validate', 'Change', 'paired_change', 'judge_round', 'undo_round', 'guard_round',
+           'do_round', 'start', 'locked', 'first_config', 'round_zero', 'write_proposal', 'hire', 'design_round',
+           'arm_name', 'run_arm', 'progress', 'guarded', 'cases', 'config_table', 'outcome_table', 'evidence',
+           'write_evidence']
 
 # %% ../nbs/13_loop.ipynb #lo-paths
 class RunError(ValueError):
@@ -55,19 +59,26 @@ class Run:
     def config(self, number: int) -> LakeConfig: return LakeConfig.from_json((self.round_dir(number) / "config.json").read_text())
     def validation(self, number: int) -> pd.DataFrame: return read_records(self.round_dir(number) / "validation.jsonl")
     def breakdown(self, number: int) -> FailureBreakdown: return failure_breakdown(self.validation(number))
+    def is_undone(self, number: int) -> bool: return (self.round_dir(number) / "rejected.jsonl").exists()
+    def trained(self, number: int) -> pd.DataFrame:
+        "The validation of what round `number` trained, also where a guard undid it."
+        return read_records(self.round_dir(number) / ("rejected.jsonl" if self.is_undone(number) else "validation.jsonl"))
+    def starts_from(self, number: int) -> int:
+        "The round whose checkpoint round `number` trains on from."
+        return max(i for i in range(number) if not self.is_undone(i))
     def checkpoint(self, number: int) -> LocalPolicy: return load_policy(self.round_dir(number) / "checkpoint")
 
 # %% ../nbs/13_loop.ipynb #lo-context
 def context_for(
     run: Run,
     number: int,  # the round to be designed, at least 1
-    profile: Profile,
 ) -> Context:
     "The engineer's context before round `number`."
-    past = tuple((run.config(i), run.breakdown(i)) for i in range(number))
+    past = tuple((run.config(i), failure_breakdown(run.trained(i))) for i in range(number))
+    last, profile = run.starts_from(number), run.info["profile"]
     proposal = json.loads((run.round_dir(number - 1) / "proposal.json").read_text())
-    return Context(config=past[-1][0], breakdown=past[-1][1], history=past, round=number, rounds=profile.rounds, epochs=profile.train.epochs,
-                   rationale=proposal["rationale"], training=profile.model_dump(mode="json"))
+    return Context(config=past[last][0], breakdown=past[last][1], history=past, round=number, rounds=profile["rounds"], epochs=profile["train"]["epochs"],
+                   rationale=proposal["rationale"], training=profile, rolled_back=tuple(i for i in range(number) if run.is_undone(i)))
 
 # %% ../nbs/13_loop.ipynb #lo-seeds
 def round_seed(seed: int, number: int) -> int: return 1000 * seed + number
@@ -88,6 +99,60 @@ def validate(policy: LocalPolicy, profile: Profile, out: Path, label: str) -> pd
     return evaluate(policy, validation_instances(profile), style=profile.style, max_tokens=e.max_tokens, batch_size=e.batch_size,
                     objective=profile.objective, out=out, label=label)
 
+# %% ../nbs/13_loop.ipynb #lo-change
+@dataclass(frozen=True)
+class Change:
+    "What became of the same boards between two validations."
+    boards: int
+    gained: int  # valid now, not before
+    lost: int  # valid before, not now
+
+    @property
+    def difference(self) -> float: return (self.gained - self.lost) / self.boards if self.boards else 0.0
+    @property
+    def p_fall(self) -> float:
+        "The chance of so many losses or more, were gains and losses equally likely (one-sided exact McNemar test)."
+        from scipy.stats import binomtest
+        changed = self.gained + self.lost
+        return float(binomtest(self.lost, changed, alternative="greater").pvalue) if changed else 1.0
+
+# %% ../nbs/13_loop.ipynb #lo-change-2
+def paired_change(before: pd.DataFrame, after: pd.DataFrame) -> Change:
+    "Pair two validations by board; raises `RunError` if the boards differ."
+    if list(before.id) != list(after.id): raise RunError("the two validations are of different boards, so they cannot be paired.")
+    old, new = before.valid.to_numpy(bool), after.valid.to_numpy(bool)
+    return Change(len(old), int((new & ~old).sum()), int((old & ~new).sum()))
+
+# %% ../nbs/13_loop.ipynb #lo-judge
+GUARD_ALPHA = 0.05  # a round is undone if its fall is less likely than this
+
+def judge_round(run: Run, number: int, profile: Profile) -> bool:
+    "Write the guard's verdict on a round that is trained and validated: what it saw, and what is lost if the round is undone."
+    change = paired_change(run.validation(number - 1), run.validation(number))
+    undone, boards = change.p_fall < GUARD_ALPHA, profile.instances_per_round * profile.train.epochs
+    cost = dict(boards_lost=boards * undone, answers_lost=boards * profile.train.group_size * undone)
+    verdict = dict(undone=undone, **vars(change), difference=round(change.difference, 6), p_fall=round(change.p_fall, 6), alpha=GUARD_ALPHA, **cost)
+    write_text(run.round_dir(number) / "guard.json", json.dumps(verdict, indent=1) + "\n")
+    return undone
+
+# %% ../nbs/13_loop.ipynb #lo-undo
+def undo_round(run: Run, number: int) -> None:
+    "Put the checkpoint and validation of the round before in the place of those of round `number`; may be called again after a kill."
+    folder, before = run.round_dir(number), run.round_dir(number - 1)
+    if not run.is_undone(number): os.replace(folder / "validation.jsonl", folder / "rejected.jsonl")
+    write_text(folder / "validation.jsonl", (before / "validation.jsonl").read_bytes())
+    checkpoint = folder / "checkpoint"
+    if not checkpoint.is_symlink():
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        checkpoint.symlink_to(os.path.relpath(before / "checkpoint", folder))
+
+# %% ../nbs/13_loop.ipynb #lo-guard-round
+def guard_round(run: Run, number: int, profile: Profile) -> None:
+    "Judge round `number`, and undo it if it fell."
+    verdict = run.round_dir(number) / "guard.json"
+    undone = json.loads(verdict.read_text())["undone"] if verdict.exists() else judge_round(run, number, profile)
+    if undone: undo_round(run, number)
+
 # %% ../nbs/13_loop.ipynb #lo-round
 def do_round(
     run: Run,
@@ -95,30 +160,35 @@ def do_round(
     policy: LocalPolicy,  # the checkpoint before the round
     profile: Profile,
     seed: int,
-) -> LocalPolicy:
-    "Train and validate round `number` with the configuration in its folder; returns the checkpoint after it."
+    guard: bool = False,
+) -> None:
+    "Train and validate round `number` with the configuration in its folder."
+    folder, began = run.round_dir(number), time.perf_counter()
+    if not (folder / "guard.json").exists(): _train_and_validate(run, number, policy, profile, seed)  # a judged round is trained
+    if guard: guard_round(run, number, profile)
+    write_text(folder / "done", json.dumps(provenance() | dict(seconds=round(time.perf_counter() - began, 1))) + "\n")
+
+# %% ../nbs/13_loop.ipynb #lo-train
+def _train_and_validate(run: Run, number: int, policy: LocalPolicy, profile: Profile, seed: int) -> None:
     from lake_engineer.trainer import train_round
     folder, label = run.round_dir(number), f"{run.path.parent.name} seed {seed} round {number + 1}/{profile.rounds}"
-    began = time.perf_counter()
     instances = round_instances(profile, run.config(number), seed, number)
     policy = train_round(policy, instances, profile, folder / "checkpoint", round_seed(seed, number), label=label)
     if (log := folder / "checkpoint.jsonl").exists(): os.replace(log, folder / "training.jsonl")
     validate(policy, profile, folder / "validation.jsonl", label)
-    write_text(folder / "done", json.dumps(provenance() | dict(seconds=round(time.perf_counter() - began, 1))) + "\n")
-    return policy
 
 # %% ../nbs/13_loop.ipynb #lo-start
 def start(
     path: Path,
     profile: Profile,
-    arm: dict[str, Any],  # engineer, context, seed
+    arm: dict[str, Any],  # engineer, context, seed, and what else makes it what it is
     resume: bool,
 ) -> Run:
     "The run in `path`, begun if it is not there; raises `RunError` if it was begun with other settings."
     if path.exists() and not resume: shutil.rmtree(path)
     run, wanted = Run(path), arm | dict(profile=profile.model_dump(mode="json"))
     if (path / "run.json").exists():
-        if differ := [k for k, v in wanted.items() if run.info[k] != v]:
+        if differ := [k for k, v in wanted.items() if run.info.get(k) != v]:
             raise RunError(f"{path} was begun with another {' and '.join(differ)}; choose another `out`, or start it anew with resume=False.")
     else: write_text(path / "run.json", json.dumps(wanted | dict(begun=provenance()), indent=1) + "\n")
     return run
@@ -174,20 +244,40 @@ def _share_round_zero(run: Run, zero: Run) -> None:
     if not link.exists(): link.symlink_to(os.path.relpath(zero.round_dir(0) / "checkpoint", link.parent))
     shutil.copy(zero.round_dir(0) / "done", run.round_dir(0) / "done")
 
+# %% ../nbs/13_loop.ipynb #lo-hire
+def hire(engineer: str, policy: LocalPolicy, profile: Profile, **kw: Any) -> Engineer:
+    "The engineer of an arm; `checkpoint` is the policy as it is now, `base` as it was before any training."
+    if engineer in POLICIES: kw["policy"] = policy if engineer == "checkpoint" else load_policy(profile)
+    return make_engineer(engineer, **kw)
+
 # %% ../nbs/13_loop.ipynb #lo-design
-def design_round(run: Run, number: int, engineer: Engineer, variant: str, profile: Profile) -> Proposal | None:
+def design_round(run: Run, number: int, engineer: Engineer, variant: str) -> Proposal | None:
     "Ask the engineer for round `number`, unless it has answered already."
     folder = run.round_dir(number)
     if (folder / "config.json").exists(): return None
-    context = context_for(run, number, profile)
+    context = context_for(run, number)
     write_text(folder / "context.md", context.render(variant) + "\n")
     proposal = engineer.propose(context)
     write_proposal(run, number, proposal)
     return proposal
 
-# %% ../nbs/13_loop.ipynb #lo-arm
-def arm_name(engineer: str, context: str) -> str: return engineer.replace(":", "-").replace("/", "-") + ("" if context == "V6" else f"-{context}")
+# %% ../nbs/13_loop.ipynb #lo-arm-name
+def arm_name(engineer: str, context: str = "V6", guard: bool = False, options: Mapping[str, Any] | None = None) -> str:
+    "The folder of an arm."
+    words = [engineer, *([context] if context != "V6" else []), *(f"{k}={v}" for k, v in sorted((options or {}).items())), *(["guard"] if guard else [])]
+    return "-".join(words).replace(":", "-").replace("/", "-")
 
+def _how(seed: int, context: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    "What `make_engineer` is told."
+    how = dict(seed=seed, context=context)
+    if clash := sorted({*how, "policy"} & set(options or {})): raise RunError(f"{clash[0]} is no option of an engineer here; run_arm sets it.")
+    return how | dict(options or {})
+
+def _arm(engineer: str, context: str, seed: int, guard: bool, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    "What run.json says of an arm."
+    return dict(engineer=engineer, context=context, seed=seed) | (dict(guard=True) if guard else {}) | (dict(options=dict(options)) if options else {})
+
+# %% ../nbs/13_loop.ipynb #lo-arm
 def run_arm(
     profile: str | Profile,
     engineer: str,  # a name that `make_engineer` knows
@@ -196,22 +286,27 @@ def run_arm(
     out: str | os.PathLike | None = None,  # folder of the runs, relative to the root; results/runs if None
     config: str = "",  # of round 0: JSON or a file of it; drawn from the seed if empty
     resume: bool = True,  # continue or reuse what is there; False starts the arm anew
+    guard: bool = False,  # undo rounds that made the policy worse
+    options: Mapping[str, Any] | None = None,  # of the engineer, such as dict(n=5, temperature=0.8)
 ) -> Run:
     "All rounds of one arm. Calling it again continues where it stopped, and does nothing to what is done."
     import torch
     profile = load_profile(profile) if isinstance(profile, str) else profile
-    made, first = make_engineer(engineer, seed=seed, context=context), first_config(profile, seed, config)  # wrong input shows before any work starts
-    out = at_root(out) if out else runs_dir()
+    how = _how(seed, context, options)
+    make_engineer(engineer, **how)  # wrong input shows before any work starts
+    if engineer in POLICIES: chat_lm(profile.base)
+    first, out = first_config(profile, seed, config), at_root(out) if out else runs_dir()
     torch.set_num_threads(profile.threads)
     zero = round_zero(profile, seed, first, out)
-    path = out / profile.name / arm_name(engineer, context) / f"seed{seed}"
+    path = out / profile.name / arm_name(engineer, context, guard, options) / f"seed{seed}"
     with locked(path):
-        run = start(path, profile, dict(engineer=engineer, context=context, seed=seed), resume)
+        run = start(path, profile, _arm(engineer, context, seed, guard, options), resume)
         _share_round_zero(run, zero)
         for number in range(1, profile.rounds):
             if run.is_done(number): continue
-            design_round(run, number, made, context, profile)
-            do_round(run, number, run.checkpoint(number - 1), profile, seed)
+            policy = run.checkpoint(number - 1)
+            design_round(run, number, hire(engineer, policy, profile, **how), context)
+            do_round(run, number, policy, profile, seed, guard)
     return run
 
 # %% ../nbs/13_loop.ipynb #lo-table
@@ -220,3 +315,93 @@ def progress(run: Run) -> pd.DataFrame:
     import pandas as pd
     from lake_engineer.evaluation import rates
     return pd.concat([rates(run.validation(i), ()).assign(round=i) for i in run.rounds], ignore_index=True)
+
+# %% ../nbs/13_loop.ipynb #lo-guarded
+def guarded(run: Run) -> pd.DataFrame:
+    "The guard's verdict on every round, and what its undoing cost; empty for an arm without a guard."
+    import pandas as pd
+    def row(number: int) -> dict[str, Any]:
+        verdict = json.loads((run.round_dir(number) / "guard.json").read_text())
+        seconds = json.loads((run.round_dir(number) / "done").read_text())["seconds"]
+        return dict(round=number) | verdict | dict(seconds_lost=seconds * verdict["undone"])
+    return pd.DataFrame([row(i) for i in run.rounds if (run.round_dir(i) / "guard.json").exists()])
+
+# %% ../nbs/13_loop.ipynb #lo-cases
+def cases(run: Run) -> list[Case]:
+    "Every redesign of a run: the context before it, what was trained, and what came of it."
+    name = "/".join(run.path.parts[-3:])
+    return [Case(f"{name}/round{i}", context_for(run, i), run.config(i), failure_breakdown(run.trained(i))) for i in run.rounds if i]
+
+# %% ../nbs/13_loop.ipynb #lo-shade
+def _shade(change: float, full: float) -> str:
+    "A background: blue for more, orange for less, white for none; `full` is the change that gets the full colour."
+    strength = min(abs(change) / full, 1.0)
+    target = (86, 160, 220) if change > 0 else (240, 150, 70)
+    return "background:#" + "".join(f"{round(255 + (t - 255) * strength):02x}" for t in target) + ";color:#111"
+
+def _table(head: list[str], rows: list[list[tuple[str, str]]]) -> str:
+    "An HTML table; a cell is its text and its style."
+    top = "".join(f"<th style='text-align:right'>{h}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td style='text-align:right;{style}'>{text}</td>" for text, style in row) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"
+
+# %% ../nbs/13_loop.ipynb #lo-config-table
+def config_table(old: LakeConfig, new: LakeConfig) -> str:
+    "The difference of two configurations as a coloured HTML table."
+    def cell(size: int, name: str) -> tuple[str, str]:
+        before, after = getattr(old.sizes[size], name), getattr(new.sizes[size], name)
+        change = round(after - before, 3)
+        return (f"{after:.2f}", "") if not change else (f"{before:.2f} → {after:.2f} ({change:+.2f})", _shade(change, 0.3))
+    return _table(["size", *FIELDS], [[(str(s), ""), *(cell(s, f) for f in FIELDS)] for s in sorted(new.sizes)])
+
+# %% ../nbs/13_loop.ipynb #lo-outcome-table
+def outcome_table(before: pd.DataFrame, after: pd.DataFrame) -> str:
+    "Valid answers per size before and after a round, paired by board, as a coloured HTML table."
+    def row(name: str, old: pd.DataFrame, new: pd.DataFrame) -> list[tuple[str, str]]:
+        c, n = paired_change(old, new), max(len(new), 1)
+        told = f"{100 * c.difference:+.1f}", _shade(c.difference, 0.1) if c.difference else ""
+        return [(name, ""), (str(n), ""), (f"{100 * old.valid.sum() / n:.1f}", ""), (f"{100 * new.valid.sum() / n:.1f}", ""), (f"+{c.gained} −{c.lost}", ""), told]
+    sizes = [row(str(s), before[before["size"] == s], after[after["size"] == s]) for s in sorted(set(after["size"]))]
+    return _table(["size", "boards", "valid before, %", "valid after, %", "boards won and lost", "points"], [*sizes, row("all", before, after)])
+
+# %% ../nbs/13_loop.ipynb #lo-folded
+REPLY_CHARS = 3000
+
+def _folded(title: str, text: str, limit: int | None = None) -> str:
+    "A text behind a title, escaped; cut at `limit` characters, and the cut is marked."
+    more = f" [{len(text) - limit:,} characters more]" if limit and len(text) > limit else ""
+    return f"<details><summary>{title}</summary><pre style='white-space:pre-wrap'>{escape(text[:limit])}{more}</pre></details>"
+
+def _came_of_it(run: Run, number: int) -> str:
+    "The outcome of a round in HTML, with the guard's verdict if there was one."
+    before, after = run.validation(run.starts_from(number)), run.trained(number)
+    change, end = paired_change(before, after), " The guard undid it." if run.is_undone(number) else ""
+    words = f"{100 * change.difference:+.1f} points on {change.boards:,} boards; chance of so many losses if nothing had changed: {change.p_fall:.2g}.{end}"
+    return f"{outcome_table(before, after)}<p>{words}</p>"
+
+# %% ../nbs/13_loop.ipynb #lo-evidence
+def evidence(
+    run: Run,
+    number: int,  # a finished round that an engineer designed, so at least 1
+) -> str:
+    "One redesign as an HTML page: what the engineer saw, said and changed, and what came of it."
+    if number < 1 or not run.is_done(number): raise RunError(f"round {number} of {run.path.parent.name} is no finished redesign; there are {run.rounds[1:]}.")
+    folder, info = run.round_dir(number), run.info
+    proposal = json.loads((folder / "proposal.json").read_text())
+    changes = "".join(f"<li>{escape(c)}</li>" for c in proposal["changes"])
+    parts = [f"<h3>{escape(run.path.parent.name)}, seed {info['seed']}, round {number}</h3>",
+             _folded(f"What it saw (context {escape(info['context'])})", (folder / "context.md").read_text()),
+             f"<p><b>What it said:</b> {escape(proposal['rationale']) or '(nothing)'}</p>",
+             _folded(f"Its reply in full, {proposal['tokens']:,} tokens", proposal["raw"], REPLY_CHARS) if proposal["raw"] else "",
+             f"<p>What projection changed:</p><ul>{changes}</ul>" if changes else "",
+             "<p><b>What it changed:</b></p>", config_table(run.config(run.starts_from(number)), run.config(number)),
+             "<p><b>What came of it:</b></p>", _came_of_it(run, number)]
+    return "\n".join(filter(None, parts)) + "\n"
+
+# %% ../nbs/13_loop.ipynb #lo-pages
+def write_evidence(run: Run, path: str | os.PathLike) -> Path:
+    "All redesigns of a run on one HTML page."
+    name = f"{run.path.parent.name}, seed {run.info['seed']}"
+    body = "\n".join(evidence(run, i) for i in run.rounds if i)
+    return write_text(path, f"<!doctype html>\n<html lang='en'><meta charset='utf-8'><title>{escape(name)}</title>\n"
+                            f"<body style='font-family:sans-serif;max-width:60em;margin:auto'>\n{body}</body></html>\n")

@@ -16,8 +16,8 @@ from .settings import Profile, at_root, load_profile, profile_names
 if TYPE_CHECKING: import torch
 
 # %% auto #0
-__all__ = ['MAX_TINY_SIZE', 'PolicyError', 'Completion', 'Policy', 'tiny_vocabulary', 'tiny_tokenizer', 'tiny_model', 'sample',
-           'LocalPolicy', 'save_policy', 'load_policy']
+__all__ = ['MAX_TINY_SIZE', 'CROWDED', 'PolicyError', 'Completion', 'Policy', 'tiny_vocabulary', 'tiny_tokenizer', 'tiny_model',
+           'sample', 'LocalPolicy', 'save_policy', 'load_policy']
 
 # %% ../nbs/08_policy.ipynb #pol-interface
 class PolicyError(ValueError):
@@ -83,15 +83,16 @@ def _embed_cells(weight: Any, noise: float = 0.3) -> None:
     weight[first:] = (by_row[:, None] + by_column[None]).reshape(n * n, -1) + noise * weight[first:]
 
 # %% ../nbs/08_policy.ipynb #pol-prefill
-def _prefill(model: Any, prompt_ids: Sequence[Sequence[int]], pad_id: int) -> tuple[Any, Any, torch.Tensor]:
-    "Logits after each prompt (P, vocabulary), the cache, and the attention mask (P, longest prompt)."
+def _prefill(model: Any, prompt_ids: Sequence[Sequence[int]], pad_id: int, n: int) -> tuple[Any, Any, torch.Tensor]:
+    "Logits after each of P prompts (P·n, vocabulary), the cache, and the attention mask (P·n, longest prompt), n rows per prompt."
     import torch
     longest = max(map(len, prompt_ids))
     ids = torch.tensor([[pad_id] * (longest - len(p)) + list(p) for p in prompt_ids], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompt_ids], device=model.device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
-    return out.logits[:, -1], out.cache, mask
+    out.cache.batch_repeat_interleave(n)
+    return out.logits[:, -1].repeat_interleave(n, 0), out.cache, mask.repeat_interleave(n, 0)
 
 # %% ../nbs/08_policy.ipynb #pol-pick
 def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator | None) -> torch.Tensor:
@@ -102,6 +103,8 @@ def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator |
     return torch.multinomial(probs, 1, generator=generator).squeeze(1)
 
 # %% ../nbs/08_policy.ipynb #pol-sample
+CROWDED = 0.8  # ended rows leave the batch when this share of it or less is still unfinished
+
 def sample(
     model: Any,  # a Transformers causal language model
     prompt_ids: Sequence[Sequence[int]],  # P tokenized prompts
@@ -115,19 +118,20 @@ def sample(
     "P·n answers as token ids, those of one prompt beside each other; an ended answer has its end token last."
     import torch
     with torch.inference_mode():
-        logits, cache, mask = _prefill(model, prompt_ids, pad_id)
-        cache.batch_repeat_interleave(n)
-        logits, mask = logits.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)
+        logits, cache, mask = _prefill(model, prompt_ids, pad_id, n)
         answers: list[list[int]] = [[] for _ in range(len(prompt_ids) * n)]
         rows, eos = torch.arange(len(answers)), torch.tensor(list(eos_ids), device=model.device)
+        ended = torch.zeros_like(rows, dtype=torch.bool, device=model.device)
         for step in range(max_tokens):
             tokens = _pick(logits, temperature, generator)
-            for row, token in zip(rows.tolist(), tokens.tolist()): answers[row].append(token)
-            alive = (~torch.isin(tokens, eos)).nonzero().squeeze(1)
+            for row, token, over in zip(rows.tolist(), tokens.tolist(), ended.tolist()):
+                if not over: answers[row].append(token)
+            ended |= torch.isin(tokens, eos)
+            alive = (~ended).nonzero().squeeze(1)
             if len(alive) == 0 or step == max_tokens - 1: break
-            if len(alive) < len(rows):
+            if len(alive) <= CROWDED * len(rows):
                 cache.batch_select_indices(alive)
-                rows, mask, tokens = rows[alive.cpu()], mask[alive], tokens[alive]
+                rows, mask, tokens, ended = rows[alive.cpu()], mask[alive], tokens[alive], ended[alive]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             out = model(input_ids=tokens[:, None], attention_mask=mask, position_ids=mask.sum(1, keepdim=True) - 1, cache=cache, use_cache=True)
             logits = out.logits[:, -1]

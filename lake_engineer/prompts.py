@@ -13,7 +13,7 @@ import json
 import re
 
 from .lake import (DEFAULT_OBJECTIVE, MOVES, Cell, Fault, Instance, Lake, LakeError, Objective, Plan, Verdict,
-                                check, rows, unparsable)
+                                _trusted_plan, check, rows, unparsable)
 
 # %% auto #0
 __all__ = ['STYLES', 'MAX_STEPS', 'format_answer', 'prompt', 'chat', 'Reason', 'ParseError', 'after_thinking', 'answer_blocks',
@@ -354,18 +354,12 @@ def read(
     if not isinstance(completion, str): raise LakeError(f"a completion must be a string, not {type(completion).__name__}.")
     text = after_thinking(completion) if "<" in completion else completion
     blocks = answer_blocks(text) if "<" in text else []
-    if not blocks: return Answer(_plan(_read_bare(text, instance)), "compact")
+    if not blocks: return Answer(_trusted_plan(_read_bare(text, instance)), "compact")
     style, paths = _read_block(blocks[-1], instance, lenient)
     differ = len({b.strip() for b in blocks}) > 1
-    return Answer(_plan(paths), style, (f"{len(blocks)} answer blocks that differ, the last counts",) if differ else ())
+    return Answer(_trusted_plan(paths), style, (f"{len(blocks)} answer blocks that differ, the last counts",) if differ else ())
 
 # %% ../nbs/04_prompts.ipynb #prompts-parse
-def _plan(paths: Iterable[tuple[Cell, ...]]) -> Plan:
-    "A plan of cells known to be pairs of integers, without looking at each of them again."
-    plan = object.__new__(Plan)
-    object.__setattr__(plan, "paths", tuple(paths))
-    return plan
-
 def parse(completion: str, instance: Instance, lenient: bool = False) -> Plan:
     "The plan in `completion`, in any of the styles; raises `ParseError` with a `Reason`."
     return read(completion, instance, lenient).plan

@@ -23,9 +23,9 @@ from .lake import Cell, Fault, Instance, Lake, LakeError, Plan, Verdict, check, 
 
 # %% auto #0
 __all__ = ['AGENT_COLORS', 'SNOW', 'GRID', 'WATER', 'INK', 'RED', 'Point', 'DASHES', 'FAULT_WORDS', 'UNIT', 'HEADER', 'MAX_PEN',
-           'agent_color', 'luminance', 'Mark', 'place', 'positions', 'scene', 'fault_words', 'verdict_words', 'caption',
-           'header', 'to_html', 'draw', 'paper_side', 'Panel', 'figure', 'side_by_side', 'save_figure', 'to_array',
-           'frames', 'animate', 'to_ansi']
+           'agent_color', 'luminance', 'Mark', 'place', 'positions', 'scene', 'View', 'fault_words', 'verdict_words',
+           'caption', 'header', 'to_html', 'draw', 'paper_side', 'Panel', 'figure', 'side_by_side', 'save_figure',
+           'to_array', 'frames', 'animate', 'to_ansi']
 
 # %% ../nbs/06_render.ipynb #render-colours
 AGENT_COLORS = ("#E69F00", "#009E73", "#CC79A7", "#F0E442", "#000000")  # orange, green, purple, yellow, black
@@ -221,9 +221,29 @@ def scene(
     return marks + (_fault_marks(instance, plan, fault) if fault and (t is None or t >= fault.time) else [])
 
 # %% ../nbs/06_render.ipynb #render-bounds
-def _margin(marks: Sequence[Mark], size: int) -> float:
-    out = any(not (-0.3 < v < size + 0.3) for m in marks for p in m.points for v in p)
-    return 1.05 if out else 0.1
+@dataclass(frozen=True)
+class View:
+    "What is in sight, in cells."
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @property
+    def width(self) -> float: return self.right - self.left
+    @property
+    def height(self) -> float: return self.bottom - self.top
+
+# %% ../nbs/06_render.ipynb #render-view-of
+def _view(
+    plan: Plan | None,
+    size: int,  # of the lake
+) -> View:
+    rows, columns = zip(*(c for path in plan.paths for c in path)) if plan and any(plan.paths) else ((0,), (0,))
+    rim = 0.02 * size
+    before = [-rim - (min(v) < 0) for v in (columns, rows)]
+    after = [size + rim + (max(v) >= size) for v in (columns, rows)]
+    return View(*before, *after)
 
 # %% ../nbs/06_render.ipynb #render-words
 FAULT_WORDS = {"parsable": "unreadable answer", "agent_count": "wrong number of paths", "starts": "wrong start", "moves": "illegal move",
@@ -293,11 +313,11 @@ def to_html(
 ) -> str:
     "Board and plan as inline SVG under their header."
     verdict = _verdict(instance, plan, verdict, judge)
-    marks, n = scene(instance, plan, t, verdict), instance.lake.size
-    pad = _margin(marks, n)
-    box, side = (n + 2 * pad) * UNIT, round(min(44, 420 / n) * (n + 2 * pad))
+    marks, v = scene(instance, plan, t, verdict), _view(plan, instance.lake.size)
+    w, h = (round(min(44, 420 / instance.lake.size) * side) for side in (v.width, v.height))
+    box = " ".join(f"{x * UNIT:g}" for x in (v.left, v.top, v.width, v.height))
     lines = "".join(f'<div style="color:{color}">{escape(text)}</div>' for text, color in header(instance, verdict, title, tokens))
-    svg = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side}" viewBox="{-pad * UNIT:g} {-pad * UNIT:g} {box:g} {box:g}">'
+    svg = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="{box}">'
            f'{"".join(map(_svg_mark, marks))}</svg>')
     return f'<div style="display:inline-block;background:#FFFFFF;padding:4px;font:13px sans-serif">{lines}{svg}</div>'
 
@@ -323,14 +343,15 @@ def _paint(
         ax.text(x, y, m.text, fontsize=s * pt, color=m.fill, ha="center", va="center_baseline", weight="bold", zorder=z, path_effects=halo)
 
 # %% ../nbs/06_render.ipynb #render-view
-def _view(ax: Any, size: int, pad: float) -> tuple[float, float]:
-    "Set up empty axes for a board; the points per cell, and the width of the axes in points."
-    ax.set(xlim=(-pad, size + pad), ylim=(size + pad, -pad), aspect="equal", anchor="N")
+def _set_view(ax: Any, view: View) -> float:  # points per cell
+    "Set up empty axes for a board."
+    ax.set(xlim=(view.left, view.right), ylim=(view.bottom, view.top), aspect="equal", anchor="NW")
     ax.axis("off")
-    w, h = ax.figure.get_size_inches() * 72
-    box = ax.get_position(original=True)
-    pt = min(box.width * w, box.height * h) / (size + 2 * pad)
-    return pt, pt * (size + 2 * pad)
+    return min(_points(ax, 0) / view.width, _points(ax, 1) / view.height)
+
+def _points(ax: Any, side: int) -> float:
+    "Width (0) or height (1) of the room for the axes."
+    return ax.get_position(original=True).bounds[2 + side] * ax.figure.get_size_inches()[side] * 72
 
 # %% ../nbs/06_render.ipynb #render-headline
 def _headline(ax: Any, lines: list[tuple[str, str]], width: float, fontsize: float = 8.0) -> None:
@@ -357,9 +378,9 @@ def draw(
         ax = _axes(plt.figure(), 1, 1, paper_side(instance.lake.size))[0]
     verdict = _verdict(instance, plan, verdict, judge)
     marks = scene(instance, plan, t, verdict)
-    pt, width = _view(ax, instance.lake.size, _margin(marks, instance.lake.size))
+    pt = _set_view(ax, _view(plan, instance.lake.size))
     for z, m in enumerate(marks): _paint(ax, m, z, pt, min(pt, MAX_PEN))
-    _headline(ax, header(instance, verdict, title, tokens), width)
+    _headline(ax, header(instance, verdict, title, tokens), _points(ax, 0))
     return ax
 
 # %% ../nbs/06_render.ipynb #render-axes
@@ -465,11 +486,19 @@ def _gif(pictures: Sequence[np.ndarray], milliseconds: int, hold: int) -> bytes:
     images[0].save(out, "GIF", save_all=True, append_images=images[1:], duration=[milliseconds] * (len(images) - 1) + [hold], loop=0)
     return out.getvalue()
 
+# %% ../nbs/06_render.ipynb #render-ffmpeg
+def _ffmpeg() -> str | None:
+    "Where the program is, or None."
+    if found := shutil.which("ffmpeg"): return found
+    try: from imageio_ffmpeg import get_ffmpeg_exe
+    except ImportError: return None
+    return get_ffmpeg_exe()
+
 # %% ../nbs/06_render.ipynb #render-mp4
 def _mp4(pictures: Sequence[np.ndarray], milliseconds: int, hold: int, path: Path) -> Path:
     "Pipe the frames through ffmpeg, to a temporary name first."
-    if not (ffmpeg := shutil.which("ffmpeg")):
-        raise LakeError(f"writing {path.name} needs the program ffmpeg, which is not on the PATH; install it or ask for a .gif instead.")
+    if not (ffmpeg := _ffmpeg()):
+        raise LakeError(f"writing {path.name} needs the program ffmpeg, which is not on the PATH; pip install imageio-ffmpeg, or ask for a .gif.")
     h, w = pictures[0].shape[0] // 2 * 2, pictures[0].shape[1] // 2 * 2  # the codec wants even sides
     film = [*pictures, *[pictures[-1]] * (hold // milliseconds)]
     tmp = path.with_name(f".{path.stem}.{os.getpid()}.mp4")
@@ -486,7 +515,7 @@ def _mp4(pictures: Sequence[np.ndarray], milliseconds: int, hold: int, path: Pat
 def animate(
     instance: Instance,
     answers: Any,  # a Plan, a Panel, or several to run side by side
-    path: str | os.PathLike,  # ends in .gif, or in .mp4 where ffmpeg is installed
+    path: str | os.PathLike,  # ends in .gif, or in .mp4
     step_ms: int = 480,  # milliseconds per step
     hold_ms: int = 2000,  # how long the last picture stays
     smooth: int = 4,

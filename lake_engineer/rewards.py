@@ -150,6 +150,13 @@ def completion_text(completion: Any) -> str:
     if isinstance(content, list): content = "".join(part.get("text", "") for part in content)
     return content or ""
 
+# %% ../nbs/05_rewards.ipynb #rewards-once
+def _verdicts(texts: Sequence[str], instances: Sequence[Instance]) -> list[Verdict]:
+    "The verdict on each text, every distinct answer to an instance judged once."
+    keys = [(t, id(x)) for t, x in zip(texts, instances)]
+    distinct = {k: judge(k[0], x) for k, x in {k: x for k, x in zip(keys, instances)}.items()}
+    return [distinct[k] for k in keys]
+
 # %% ../nbs/05_rewards.ipynb #rewards-fn
 class RewardFunction:
     "Scores batches of completions; a `reward_funcs` entry for TRL's trainers."
@@ -163,7 +170,8 @@ class RewardFunction:
         "One `Score` per completion, in their order, and one step of the running share."
         if not len(completions) == len(instances) == len(tokens):
             raise LakeError(f"{len(completions)} completions, {len(instances)} instances and {len(tokens)} token counts do not go together.")
-        self.last = [score(judge(completion_text(c), from_column(x)), n, self.share, self.settings) for c, x, n in zip(completions, instances, tokens)]
+        verdicts = _verdicts([completion_text(c) for c in completions], [from_column(x) for x in instances])
+        self.last = [score(v, n, self.share, self.settings) for v, n in zip(verdicts, tokens)]
         short, count = _over_processes(sum(n <= self.settings.l1 for n in tokens), len(tokens))
         if count: self.share = self.settings.decay * self.share + (1 - self.settings.decay) * short / count
         return self.last

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 import heapq
 import multiprocessing
@@ -17,7 +17,7 @@ import multiprocessing
 from numba import njit
 import numpy as np
 
-from .lake import DEFAULT_OBJECTIVE, Cell, Fault, Instance, Lake, LakeError, Objective, Plan, _conflict_faults, _objective, neighbours
+from .lake import DEFAULT_OBJECTIVE, Cell, Fault, Instance, Lake, LakeError, Objective, Plan, _conflict_faults, _objective, _trusted_plan, neighbours
 
 # %% auto #0
 __all__ = ['MAX_SIZE', 'ZERO', 'FAR', 'SUM', 'SUM_NO_WAIT', 'SPAN', 'SPAN_NO_WAIT', 'MARK', 'NONE', 'OUT', 'QUICK', 'YES', 'NO',
@@ -736,6 +736,17 @@ def _facts(b, budget, strict):
         out[5] += used
     return out
 
+# %% ../nbs/02_solver.ipynb #solver-answer
+@njit(cache=True)
+def _answer(ice, n, starts, goals, mode, budget):
+    "`_best` of a board: status, optimum, choices made, plan int16[T + 1, K], and each agent's place in the user's order."
+    b = _board(ice, n, starts, goals)
+    status, cost, used, plan, _ = _best(b, mode, budget, UNKNOWN)
+    cells = _graph(ice, n)[1]
+    for t in range(len(plan)):
+        for i in range(plan.shape[1]): plan[t, i] = cells[plan[t, i]]
+    return status, cost, used, plan, b.rank
+
 # %% ../nbs/02_solver.ipynb #solver-facts-of
 @njit(cache=True)
 def _facts_of(ice, n, starts, goals, budget):
@@ -762,15 +773,16 @@ def _budget(budget: int) -> int:
     return int(budget)
 
 # %% ../nbs/02_solver.ipynb #solver-plan
-def _plan(instance: Instance, rank: np.ndarray, steps: np.ndarray) -> Plan:
-    "The joint states int16[T + 1, K] of the core, cell numbers in its order of agents, as a `Plan` without idle ends."
-    n, holes = instance.lake.size, instance.lake.holes
-    cells = [(r, c) for r in range(n) for c in range(n) if (r, c) not in holes]
-    paths: list[tuple] = [()] * len(rank)
+@cache
+def _cells(n: int) -> list[Cell]: return [divmod(c, n) for c in range(n * n)]
+
+def _plan(n: int, rank: np.ndarray, steps: np.ndarray) -> Plan:
+    "The plan of the core, cells in its order of agents, as a `Plan` without idle ends."
+    cells, paths = _cells(n), [()] * len(rank)
     for i, column in zip(rank.tolist(), steps.T.tolist()):
         while len(column) > 1 and column[-2] == column[-1]: column.pop()
-        paths[i] = tuple(cells[v] for v in column)
-    return Plan(tuple(paths))
+        paths[i] = tuple([cells[v] for v in column])
+    return _trusted_plan(paths)
 
 # %% ../nbs/02_solver.ipynb #solver-solution
 @dataclass(frozen=True)
@@ -790,12 +802,10 @@ def solve(
     budget: int = BUDGET,  # node expansions; the result depends on it only through `undecided`
 ) -> Solution:
     "The cheapest plan, or a proof that there is none, or `undecided`."
-    ice, n, starts, goals = _arrays(instance)
-    b = _board(ice, n, starts, goals)
     mode = SUM if _objective(objective) == "sum_of_costs" else SPAN
-    status, cost, used, plan, _ = _best(b, mode, _budget(budget), UNKNOWN)
-    if status != SOLVED: return Solution(STATUSES[status], expansions=int(used))
-    return Solution("solved", _plan(instance, b.rank, plan), int(cost), int(used))
+    status, cost, used, plan, rank = _answer(*_arrays(instance), mode, _budget(budget))
+    if status != SOLVED: return Solution(STATUSES[status], expansions=used)
+    return Solution("solved", _plan(instance.lake.size, rank, plan), cost, used)
 
 # %% ../nbs/02_solver.ipynb #solver-needs-wait
 def needs_wait(

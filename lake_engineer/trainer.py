@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import time
 import warnings
 
 from datasets import Dataset, disable_progress_bars
+from torch.nn.functional import pad
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
@@ -133,7 +135,7 @@ class _LossLog(TrainerCallback):
 
 # %% ../nbs/09_trainer.ipynb #tr-shared
 class SharedPromptGRPO(GRPOTrainer):
-    "`GRPOTrainer` that computes each distinct prompt once per batch; same samples' distribution, same log-probabilities, same gradients."
+    "`GRPOTrainer` that computes nothing twice in a batch; same samples' distribution, same log-probabilities, same gradients."
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
         began = time.perf_counter()
@@ -148,11 +150,11 @@ class SharedPromptGRPO(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **_):
         split = input_ids.size(1) - logits_to_keep
-        prompts, index = torch.unique(torch.cat([attention_mask[:, :split], input_ids[:, :split]], 1), dim=0, return_inverse=True)
-        logits = _logits_behind_prompts(model, prompts[:, split:], prompts[:, :split], index, input_ids[:, split:], attention_mask)
-        logps = (logits / self.temperature).log_softmax(-1)
-        entropies = -(logps.exp() * logps).sum(-1) if compute_entropy else None
-        return logps.gather(-1, input_ids[:, split:, None]).squeeze(-1), None if entropies is None else entropies.detach(), None
+        rows, back = torch.unique(torch.cat([attention_mask, input_ids], 1), dim=0, return_inverse=True)
+        mask, ids = rows.chunk(2, 1)
+        prompts, index = torch.unique(torch.cat([mask[:, :split], ids[:, :split]], 1), dim=0, return_inverse=True)
+        logps, entropies = _logps_behind_prompts(model, *prompts.chunk(2, 1)[::-1], index, ids[:, split:], mask[:, split:], self.temperature)
+        return logps[back], entropies[back] if compute_entropy else None, None
 
     def _compute_loss(self, model, inputs):
         inputs, share = _with_signal(inputs) if self.beta == 0 and self.loss_type in ("grpo", "dr_grpo") else (inputs, 1.0)
@@ -167,15 +169,32 @@ def _with_signal(inputs: dict[str, Any]) -> tuple[dict[str, Any], float]:
     part = {k: v[keep] if isinstance(v, torch.Tensor) and v.dim() and len(v) == rows else v for k, v in inputs.items()}
     return part, float(keep.float().mean())
 
-# %% ../nbs/09_trainer.ipynb #tr-logits
-def _logits_behind_prompts(model: Any, prompts: torch.Tensor, mask: torch.Tensor, index: torch.Tensor, answers: torch.Tensor, full_mask: torch.Tensor) -> torch.Tensor:
-    "Logits (B, C, vocabulary) for each of B answers (B, C), of which number `i` follows row `index[i]` of the distinct, left-padded prompts."
-    out = model(input_ids=prompts, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=True, logits_to_keep=1)
-    cache = out.cache
+# %% ../nbs/09_trainer.ipynb #tr-behind
+def _behind(model: Any, out: Any, mask: torch.Tensor, index: torch.Tensor, answers: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    "Logits (B, C, vocabulary) of answers (B, C) of which number `i` follows row `index[i]` of the prompts that gave `out`."
+    if answers.size(1) == 1: return out.logits[index, -1:]
+    cache = copy(out.cache)
+    cache.layers = [copy(layer) for layer in cache.layers]  # selecting replaces a layer's tensors; the next part needs the old ones
     cache.batch_select_indices(index)
-    positions = mask.sum(1)[index][:, None] + torch.arange(answers.size(1) - 1, device=answers.device)
-    later = model(input_ids=answers[:, :-1], attention_mask=full_mask[:, :-1], position_ids=positions, cache=cache, use_cache=True)
+    before = mask[index]
+    positions = before.sum(1, keepdim=True) + torch.arange(answers.size(1) - 1, device=answers.device)
+    later = model(input_ids=answers[:, :-1], attention_mask=torch.cat([before, kept[:, :-1]], 1), position_ids=positions, cache=cache, use_cache=True)
     return torch.cat([out.logits[index, -1:], later.logits], 1)
+
+# %% ../nbs/09_trainer.ipynb #tr-logits
+def _logps_behind_prompts(
+    model: Any, prompts: torch.Tensor, mask: torch.Tensor, index: torch.Tensor, answers: torch.Tensor, kept: torch.Tensor, temperature: float = 1.0, parts: int = 4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    "Log-probability and (detached) entropy of every token of answers (B, C), 0 where padded; answer `i` follows row `index[i]` of the distinct, left-padded prompts."
+    out = model(input_ids=prompts, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=True, logits_to_keep=1)
+    order, results = kept.sum(1).argsort(stable=True), []
+    for rows in order.chunk(parts):
+        width = int(kept[rows].sum(1).max())
+        every = (_behind(model, out, mask, index[rows], answers[rows, :width], kept[rows, :width]) / temperature).log_softmax(-1)
+        taken, entropy = every.gather(-1, answers[rows, :width, None]).squeeze(-1), -(every.detach().exp() * every.detach()).sum(-1)
+        results.append([pad(x * kept[rows, :width], (0, kept.size(1) - width)) for x in (taken, entropy)])
+    logps, entropies = (torch.cat(x)[order.argsort()] for x in zip(*results))
+    return logps, entropies
 
 # %% ../nbs/09_trainer.ipynb #tr-config
 def grpo_config(
@@ -211,8 +230,8 @@ class _PolicyReward(RewardFunction):
 
     def __call__(self, prompts, completions, completion_ids=None, instance=None, log_metric=None, log_extra=None, **columns) -> list[float]:
         began = time.perf_counter()
-        texts = [self.policy.decode(ids) for ids in completion_ids]
-        rewards = super().__call__(prompts, texts, completion_ids=completion_ids, instance=instance, log_metric=log_metric)
+        distinct = {ids: self.policy.decode(ids) for ids in set(map(tuple, completion_ids))}
+        rewards = super().__call__(prompts, [distinct[tuple(ids)] for ids in completion_ids], completion_ids=completion_ids, instance=instance, log_metric=log_metric)
         if log_metric: log_metric("seconds/score", time.perf_counter() - began)
         return rewards
 

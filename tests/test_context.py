@@ -4,11 +4,13 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
-from lake_engineer.context import MODULES, VARIANTS, Context, ContextError, modules, percent
+from lake_engineer.context import MODULES, VARIANTS, Case, Context, ContextError, modules, percent, read_cases, write_cases
 from lake_engineer.engineer import sample_contexts
 from lake_engineer.evaluation import FailureBreakdown, SizeBreakdown
 from lake_engineer.generator import LakeConfig
@@ -65,6 +67,27 @@ def test_senseless_counts_are_called_unknown() -> None:
     text = Context(LakeConfig.uniform((3, 4, 5)), FailureBreakdown(counts)).render("F+H0")
     assert text.count("(unknown)") == 3 and "Size 5: data_ratio 0.33" in text and "unknown valid after it" in text
     assert percent(1, 0) == percent(math.nan, 5) == "unknown" and percent(1, 3) == "33%"
+
+
+def test_an_undone_round_is_told_and_not_counted() -> None:
+    c = sample_contexts(2)[1]
+    undone = replace(c, config=c.history[0][0], breakdown=c.history[0][1], rolled_back=[1])
+    assert undone.kept == c.history[:1] and c.kept == c.history
+    assert "It was undone because of this fall." in undone.render("H") and "undone" not in c.render("H0")
+    assert Context.from_dict(json.loads(json.dumps(undone.to_dict()))) == undone
+    old = {k: v for k, v in c.to_dict().items() if k != "rolled_back"}  # as written before there was a guard
+    assert Context.from_dict(old).to_dict() == c.to_dict()
+
+
+def test_damaged_cases_are_named_by_line(tmp_path: Path) -> None:
+    c = sample_contexts(1)[0]
+    path = write_cases([Case("a", c, c.config, c.breakdown)] * 2, tmp_path / "cases.jsonl")
+    assert [x.gain for x in read_cases(path)] == [0, 0]
+    good = path.read_text().splitlines()
+    for bad in ("{", "[]", "null", good[1].replace('"outcome"', '"outcom"'), good[1].replace('"data_ratio": 0.', '"data_ratio": 7.', 1)):
+        path.write_text(good[0] + "\n" + bad + "\n")
+        with pytest.raises(ContextError, match="cases.jsonl is damaged at line 2") as e: read_cases(path)
+        assert "\n" not in str(e.value)
 
 
 def test_rounds_that_do_not_fit_are_refused() -> None:

@@ -2,7 +2,6 @@
 from itertools import combinations
 from xml.etree import ElementTree
 import os
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from lake_engineer.lake import Instance, Lake, LakeError, Plan, check, unparsable
-from lake_engineer.render import (AGENT_COLORS, DASHES, INK, RED, SNOW, WATER, Mark, Panel, animate, draw, figure, luminance, positions, scene, side_by_side,
+from lake_engineer.render import (_ffmpeg, AGENT_COLORS, DASHES, INK, RED, SNOW, WATER, Mark, Panel, animate, draw, figure, luminance, positions, scene, side_by_side,
                                   to_ansi, to_array, to_html)
 
 INST = Instance(Lake(4, {(0, 0), (0, 3), (3, 0), (3, 3)}), [(0, 1), (1, 0)], [(3, 2), (2, 3)], "corners", optimal_makespan=5, optimal_sum_of_costs=9)
@@ -69,6 +68,19 @@ def test_the_fault_shows_once_it_has_happened():
     v = check(INST, late)
     assert v.first_fault and v.first_fault.time == 5
     assert not any(m.edge == RED for m in scene(INST, late, 4.9, v)) and any(m.edge == RED for m in scene(INST, late, 5, v))
+
+def test_the_view_stands_still_in_a_film_and_holds_everything():
+    off = Plan([[(0, 1), (0, 1), (-1, 1)], [(1, 0), (2, 0), (2, -1)]])
+    boxes = {svg(to_html(INST, off, t)).get("viewBox") for t in (None, 0, 1, 1.5, 2)}
+    left, top, width, height = map(float, boxes.pop().split())
+    assert not boxes and left < -40 and top < -40 and 160 < left + width < 170 and 160 < top + height < 170  # a cell more to the left and above only
+    assert len({to_array(figure([(INST, Panel(off))], t=t)).shape for t in (0, 1, 2)}) == 1
+
+@given(plans, times)
+def test_nothing_is_drawn_out_of_sight(plan, t):
+    left, top, width, height = (float(x) / 40 for x in svg(to_html(INST, plan, t)).get("viewBox").split())
+    for m in scene(INST, plan, t, check(INST, plan)):
+        assert all(left <= x <= left + width and top <= y <= top + height for x, y in m.points)
 
 def test_agents_stand_where_the_plan_says():
     for t in range(8):
@@ -133,10 +145,24 @@ def test_a_film_of_nothing_and_of_a_broken_plan(tmp_path):
 
 def test_mp4_without_ffmpeg_says_so_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(LakeError, match="needs the program ffmpeg"): animate(INST, GOOD, tmp_path / "a.mp4", smooth=1, dpi=20)
     assert os.listdir(tmp_path) == []
 
-@pytest.mark.skipif(not shutil.which("ffmpeg"), reason="ffmpeg is not installed")
+@pytest.mark.skipif(not _ffmpeg(), reason="needs ffmpeg: install it, or pip install imageio-ffmpeg")
 def test_mp4(tmp_path):
-    film = animate(INST, GOOD, tmp_path / "a.mp4", smooth=1, dpi=41)
+    film = animate(INST, GOOD, tmp_path / "a.mp4", step_ms=500, hold_ms=1000, smooth=1, dpi=41)
     assert film.read_bytes()[4:8] == b"ftyp" and os.listdir(tmp_path) == ["a.mp4"]
+    raw = subprocess.run([_ffmpeg(), "-loglevel", "error", "-i", film, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True).stdout
+    height, width = (side // 2 * 2 for side in to_array(side_by_side(INST, [GOOD], t=0), 41).shape[:2])
+    pictures = np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3).astype(int)
+    assert len(pictures) == GOOD.steps + 1 + 2  # two steps long it rests
+    assert abs(pictures[0] - pictures[-1]).max() > 100 and abs(pictures[-1] - pictures[-2]).max() < 30
+
+def test_a_film_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    script = tmp_path / "ffmpeg"
+    script.write_text("#!/bin/sh\necho no such codec >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(LakeError, match="ffmpeg could not write a.mp4: no such codec"): animate(INST, GOOD, tmp_path / "a.mp4", smooth=1, dpi=20)
+    assert os.listdir(tmp_path) == ["ffmpeg"]
