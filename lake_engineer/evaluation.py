@@ -20,7 +20,7 @@ import zlib
 from tqdm import tqdm
 import numpy as np
 
-from .generator import WAIT_SUBSETS, gzip_bytes, waste
+from .generator import gzip_bytes, waste
 from .lake import CHECKS, Cell, Instance, Lake, LakeError, Objective, DEFAULT_OBJECTIVE, Plan, Verdict, _conflict_faults, distances, neighbours, write_text
 from .policy import Completion, Policy, load_policy
 from .prompts import ParseError, format_answer, judge, prompt, read
@@ -70,7 +70,7 @@ COLUMNS: dict[str, tuple[str, str]] = dict(  # type and meaning, in the order of
     no_conflict=("boolean", "check: nobody meets or swaps"), goals=("boolean", "check: everybody ends on their goal"),
     tokens=("integer", "length of the answer in tokens of the policy's tokenizer"), finished=("boolean", "the policy ended the answer itself"),
     completion=("text", "the answer as it was written"), notes=("text", "optional: what is unusual about the answer's form"),
-    policy=("text", "optional: who answered"), seed=("integer", "optional: of sampling"), set=("text", "optional: the set the board belongs to"),
+    policy=("text", "optional: who answered"), seed=("integer", "optional: of sampling"),
     seconds=("number", "optional: time of the batch divided by its answers"))
 OPTIONAL = tuple(c for c, (_, meaning) in COLUMNS.items() if meaning.startswith("optional"))
 
@@ -125,17 +125,30 @@ def _judged(instance: Instance, answers: Sequence[Completion], style: str, objec
     return rows
 
 # %% ../nbs/10_evaluation.ipynb #ev-part
-def _read_part(path: Path | None) -> dict[int, list[dict[str, Any]]]:
-    "Batches that an interrupted evaluation finished: instance number to its rows."
+def _read_part(path: Path | None, ids: Sequence[str], samples: int) -> dict[int, list[dict[str, Any]]]:
+    "Batches that an interrupted evaluation of the same boards finished: instance number to its rows."
     if path is None or not path.exists(): return {}
     done: dict[int, list[dict[str, Any]]] = {}
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"): done |= {int(i): rows for i, rows in json.loads(line).items()}
+    if done: _same(to_frame([row for rows in done.values() for row in rows]), [x for i in done for x in ids[i * samples:(i + 1) * samples]], path)
     return done
 
 def _append(path: Path, batch: dict[int, list[dict[str, Any]]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as f: f.write(json.dumps(batch) + "\n")
+
+# %% ../nbs/10_evaluation.ipynb #ev-same
+def _same(records: pd.DataFrame, ids: Sequence[str], path: Path) -> pd.DataFrame:
+    "`records` if they are of these boards."
+    if list(records.id) == list(ids): return records
+    raise LakeError(f"{path.name} in {path.parent.name} holds answers to other boards than those asked for; delete it, or choose another file.")
+
+def _ask(policy: Policy, prompts: list[str], samples: int, temperature: float, max_tokens: int, seed: int, timed: bool) -> tuple[list[list[Completion]], dict[str, float]]:
+    "The answers to a batch and, if timed, the seconds each took."
+    began = time.perf_counter()
+    answers = policy.complete(prompts, samples, temperature, max_tokens, seed)
+    return answers, {"seconds": round((time.perf_counter() - began) / len(prompts) / samples, 5)} if timed else {}
 
 # %% ../nbs/10_evaluation.ipynb #ev-evaluate
 def evaluate(
@@ -154,15 +167,13 @@ def evaluate(
     timed: bool = False,  # add the optional column `seconds`
 ) -> pd.DataFrame:
     "One row per instance and sample (see `COLUMNS`); but for seconds, the same policy, instances and seed give the same rows."
-    if out is not None and Path(out).exists(): return read_records(out)
-    prompts = [prompt(i, style) for i in instances]
-    part = Path(out).with_name(Path(out).name + ".part") if out else None
-    done = _read_part(part)
+    ids = [i.id for i in instances for _ in range(samples)]
+    if out is not None and Path(out).exists(): return _same(read_records(out), ids, Path(out))
+    prompts, part = [prompt(i, style) for i in instances], Path(out).with_name(Path(out).name + ".part") if out else None
+    done = _read_part(part, ids, samples)
     for number, batch in enumerate(tqdm(_batches(prompts, batch_size), desc=label, unit="batch", leave=False)):
         if all(i in done for i in batch): continue
-        began = time.perf_counter()
-        answers = policy.complete([prompts[i] for i in batch], samples, temperature, max_tokens, seed + number)
-        took = {"seconds": round((time.perf_counter() - began) / len(batch) / samples, 5)} if timed else {}
+        answers, took = _ask(policy, [prompts[i] for i in batch], samples, temperature, max_tokens, seed + number, timed)
         new = {i: _judged(instances[i], a, style, objective, {**(columns or {}), **took}) for i, a in zip(batch, answers)}
         if part: _append(part, new)
         done |= new
@@ -473,7 +484,8 @@ def feature_table(
     x = diagnosed[feature]
     level = x if x.nunique() <= bins else pd.qcut(x.astype(float), bins, duplicates="drop")
     rows = []
-    for key, g in diagnosed.groupby(level, observed=True):
-        right, shares = int((g.cause == "").sum()), g.cause[g.cause != ""].value_counts(normalize=True)
-        rows.append({feature: str(key), "n": len(g), "valid_rate": right / len(g), **dict(zip(("valid_low", "valid_high"), wilson(right, len(g)))), **{c: shares.get(c, 0.0) for c in CHECKS}})
+    for _, g in diagnosed.groupby(level, observed=True):
+        right, shares, ends = int((g.cause == "").sum()), g.cause[g.cause != ""].value_counts(normalize=True), (g[feature].min(), g[feature].max())
+        name = str(ends[0]) if ends[0] == ends[1] else f"{ends[0]:.3g} to {ends[1]:.3g}"
+        rows.append({feature: name, "n": len(g), "valid_rate": right / len(g), **dict(zip(("valid_low", "valid_high"), wilson(right, len(g)))), **{c: shares.get(c, 0.0) for c in CHECKS}})
     return pd.DataFrame(rows).set_index(feature)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 import os
 import re
 
@@ -174,8 +174,7 @@ def _trusted_plan(paths: Iterable[tuple[Cell, ...]]) -> Plan:
 # %% ../nbs/01_lake.ipynb #lake-checks
 CHECKS = ("parsable", "agent_count", "starts", "moves", "in_bounds", "no_hole", "no_conflict", "goals")
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):  # made often; a tuple is the quickest to make
     "Where a plan first goes wrong."
     check: str  # which of the eight checks
     time: int  # the time step at which it shows
@@ -189,8 +188,7 @@ class Fault:
         return f"{what} at time {self.time}{who}" + (f", cell {self.cell}" if self.cell else "")
 
 # %% ../nbs/01_lake.ipynb #lake-verdict-class
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     "The eight checks of one answer, where it first fails, and what the plan costs."
     parsable: bool = True
     agent_count: bool | None = None
@@ -249,6 +247,8 @@ def _end_faults(instance: Instance, plan: Plan) -> Iterable[Fault]:
         if not path or path[-1] != goal: yield Fault("goals", plan.steps, (i,), path[-1] if path else None)
 
 # %% ../nbs/01_lake.ipynb #lake-check
+def _order(f: Fault) -> tuple[int, int, tuple[int, ...]]: return f.time, CHECKS.index(f.check), f.agents
+
 def check(
     instance: Instance,
     plan: Plan,
@@ -262,7 +262,7 @@ def check(
     judged: dict[str, bool | None] = {c: c not in failed for c in CHECKS}
     if not complete: judged.update(starts=None, goals=None)  # whose they are cannot be told
     costs = list(map(_arrival, plan.paths)) if complete else None
-    first = min(faults, key=lambda f: (f.time, CHECKS.index(f.check), f.agents)) if faults else None
+    first = min(faults, key=_order) if len(faults) > 1 else faults[0] if faults else None
     return Verdict(**judged, first_fault=first,  # type: ignore[arg-type]
                    makespan=max(costs) if costs else None, sum_of_costs=sum(costs) if costs else None,
                    optimal_makespan=instance.optimal_makespan, optimal_sum_of_costs=instance.optimal_sum_of_costs)

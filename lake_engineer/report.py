@@ -5,24 +5,29 @@
 # %% ../nbs/15_report.ipynb #re-imports
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+import json
 
 import numpy as np
 
-from .evaluation import rates, read_records
-from .lake import Instance, write_text
+from .evaluation import paired_difference, rates, read_records
+from .generator import STORED, WAIT_SUBSETS, benchmark
+from .lake import Instance, LakeError, write_text
 from .loop import Run, RunError, runs_dir, validation_instances
-from .prompts import ParseError, parse
-from .render import Panel, animate
-from .settings import Profile, load_profile
+from .prompts import ParseError, judge, parse
+from .render import Panel, animate, to_html
+from .settings import Profile, at_root, load_profile
 
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'find_runs', 'base_records', 'compare_runs', 'paired_difference', 'quick_table',
-           'percent', 'to_markdown', 'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board',
-           'answer_panel', 'before_and_after']
+__all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'find_runs', 'base_records', 'compare_runs', 'quick_table', 'percent',
+           'to_markdown', 'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board', 'answer_panel',
+           'before_and_after', 'benchmark_dir', 'benchmark_boards', 'benchmark_records', 'cell_rates', 'published',
+           'benchmark_policies', 'benchmark_table', 'benchmark_wide', 'benchmark_figure', 'plot_causes', 'browse']
 
 # %% ../nbs/15_report.ipynb #re-find
 NOT_ARMS = ("base", "round0")  # what all arms share
@@ -62,19 +67,6 @@ def compare_runs(
     return pd.DataFrame(rows)
 
 def _bytes(path: Path) -> bytes | None: return path.read_bytes() if path.exists() else None
-
-# %% ../nbs/15_report.ipynb #re-paired
-def paired_difference(
-    a: pd.Series,  # 0 or 1 per board
-    b: pd.Series,  # the same boards in the same order
-    seed: int = 0,
-) -> tuple[float, float, float]:
-    "Mean of `a - b` and its 95 % bootstrap interval over boards."
-    from scipy.stats import bootstrap
-    d = a.to_numpy(float) - b.to_numpy(float)
-    if not d.any(): return 0.0, 0.0, 0.0
-    ci = bootstrap((d,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed)).confidence_interval
-    return float(d.mean()), float(ci.low), float(ci.high)
 
 # %% ../nbs/15_report.ipynb #re-table
 def quick_table(
@@ -201,3 +193,110 @@ def before_and_after(
     instance = next(i for i in validation_instances(profile) if i.id == id)
     animate(instance, [answer_panel(instance, before, "before training"), answer_panel(instance, after, f"after {len(runs[best].rounds)} rounds, {best}")], path)
     return f"Board {id}, {instance.lake.size}x{instance.lake.size}: the base's answer and that of arm {best!r} after its last round."
+
+# %% ../nbs/15_report.ipynb #re-bench
+def benchmark_dir() -> Path: return at_root("results/benchmark")
+
+@cache
+def benchmark_boards() -> dict[str, tuple[Instance, str]]:
+    "The benchmark: id to board and wait subset."
+    return {x.id: (x, subset) for agents, size in STORED["benchmark"] for subset in WAIT_SUBSETS for x in benchmark(agents, size, subset)}
+
+def benchmark_records(policy: str, folder: Path | None = None) -> pd.DataFrame:
+    "The records of a policy on the benchmark, with the column `subset`; raises `RunError` if there are none."
+    path = (folder or benchmark_dir()) / policy / "records.jsonl.gz"
+    if not path.exists(): raise RunError(f"policy {policy!r} has no records in {path.parent.parent}; run nbs/experiments/evaluate_benchmark.ipynb for it first.")
+    records = read_records(path)
+    return records.assign(subset=[benchmark_boards()[i][1] for i in records.id])
+
+# %% ../nbs/15_report.ipynb #re-cells
+def cell_rates(records: pd.DataFrame) -> pd.DataFrame:
+    "Rates with 95 % Wilson intervals per number of agents and size; size 0 stands for all sizes."
+    import pandas as pd
+    table = pd.concat([rates(records, ("num_agents", "size")), rates(records, ("num_agents",)).assign(size=0)])
+    return table.sort_values(["num_agents", "size"]).reset_index(drop=True)
+
+# %% ../nbs/15_report.ipynb #re-published
+def published() -> pd.DataFrame:
+    "The paper's main table (arXiv 2606.17682) in the form of `cell_rates`, without intervals."
+    import pandas as pd
+    paper = pd.read_csv(at_root("results/paper/main_results.csv"))
+    size = paper.map_size.str.split("x").str[0].replace("mean", "0").astype(int)
+    cells = paper.groupby("num_agents").map_size.transform("nunique") - 1
+    scale = ["4 B parameters" if m.startswith("Qwen3-4B") else "not public" for m in paper.model]
+    return pd.DataFrame(dict(policy="published, " + paper.model, scale=scale, num_agents=paper.num_agents, size=size, n=150 * cells.where(size == 0, 1),
+                             valid_rate=paper.valid_rate_pct / 100, optimal_rate=paper.optimal_rate_pct / 100))
+
+# %% ../nbs/15_report.ipynb #re-bench-table
+def benchmark_policies(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    "Every policy with records on the benchmark and its `about.json`, in order of name."
+    return {p.parent.name: json.loads(p.read_text()) for p in sorted((folder or benchmark_dir()).glob("*/about.json"))}
+
+def benchmark_table(folder: Path | None = None) -> pd.DataFrame:
+    "One row per policy and cell: ours, greedy, with intervals; then the published ones."
+    import pandas as pd
+    ours = [cell_rates(benchmark_records(name, folder)).assign(policy=about["label"], scale=about["scale"])
+            for name, about in benchmark_policies(folder).items() if about["samples"] == 1]
+    table = pd.concat([*ours, published()], ignore_index=True).round(4)
+    return table[["policy", "scale", "num_agents", "size", *(c for c in table if c not in ("policy", "scale", "num_agents", "size"))]]
+
+# %% ../nbs/15_report.ipynb #re-bench-wide
+def _cell(row: Any, what: str) -> str:
+    "12 [8, 18], in whole percent; just 12.3 where there is no interval."
+    mid, low, high = (100 * row[f"{what}_{x}"] for x in ("rate", "low", "high"))
+    return f"{mid:.1f}" if np.isnan(low) else f"{mid:.0f} [{low:.0f}, {high:.0f}]"
+
+def benchmark_wide(table: pd.DataFrame, num_agents: int, what: str = "valid") -> pd.DataFrame:
+    "For people: a row per policy, best first, a column per size, percent with intervals; `what` is valid or optimal."
+    import pandas as pd
+    some = table[table.num_agents == num_agents]
+    sizes = sorted(s for s in some["size"].unique() if s) + [0]
+    cells = {(r.policy, r["size"]): _cell(r, what) for _, r in some.iterrows()}
+    best = some[some["size"] == 0].sort_values(f"{what}_rate", ascending=False)
+    rows = [{"policy": r.policy, "boards": r.n} | {f"{s}x{s}" if s else "all": cells.get((r.policy, s), "") for s in sizes} for _, r in best.iterrows()]
+    return pd.DataFrame(rows)
+
+# %% ../nbs/15_report.ipynb #re-bench-figure
+def benchmark_figure(table: pd.DataFrame, policies: Sequence[str]) -> Any:
+    "Valid rate against size, a panel per number of agents; published policies as dashed lines. A matplotlib `Figure`."
+    from matplotlib.figure import Figure
+    fig = Figure(figsize=(11, 3.8), layout="constrained")
+    for ax, agents in zip(fig.subplots(1, 3, sharey=True), (3, 4, 5)):
+        for k, name in enumerate(policies):
+            rows = table[(table.policy == name) & (table.num_agents == agents) & (table["size"] > 0)].sort_values("size")
+            mid, low, high = (100 * rows[f"valid_{x}"] for x in ("rate", "low", "high"))
+            theirs = name.startswith("published")
+            ax.errorbar(rows["size"] + 0.04 * k, mid, yerr=None if theirs else [mid - low, high - mid], ls="--" if theirs else "-",
+                        color=ARM_COLORS[k % len(ARM_COLORS)], marker="osD^vPX*"[k % 8], ms=4, capsize=2, lw=1.2, label=name)
+        ax.set(title=f"{agents} agents", xlabel="map size", ylim=(-2, 102), xticks=range(3, 11))
+    fig.axes[0].set_ylabel("valid, %"); fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return fig
+
+# %% ../nbs/15_report.ipynb #re-heat
+def plot_causes(ax: Any, table: pd.DataFrame) -> None:
+    "What `cause_table` returns, in percent; checks that never fail first are left out."
+    shares = 100 * table[(table.index == "all") | (table > 0).any(axis=1)]
+    ax.imshow(shares.iloc[:-1].to_numpy(), cmap="Blues", vmin=0, vmax=100, aspect="auto", extent=(-0.5, shares.shape[1] - 0.5, len(shares) - 1.5, -0.5))
+    for (i, j), v in np.ndenumerate(shares.to_numpy()): ax.text(j, i, f"{v:.0f}", ha="center", va="center", color="white" if v > 60 and i < len(shares) - 1 else "black")
+    ax.set_xticks(range(shares.shape[1]), [str(c) for c in shares.columns])
+    ax.set_yticks(range(len(shares)), [c.replace("_", " ") for c in shares.index])
+    ax.set(xlabel=str(table.columns.name).replace("_", " "), ylim=(len(shares) - 0.5, -0.5), title="first failed check, % of answers")
+    for side in ax.spines.values(): side.set_visible(False)
+
+# %% ../nbs/15_report.ipynb #re-browse
+def browse(
+    records: pd.DataFrame,
+    instances: Sequence[Instance],  # the boards of the records, in any order
+    size: int,
+    cause: str,  # a check that failed first, or "" for valid answers
+    n: int = 4,  # how many boards
+    skip: int = 0,  # of those that fit, e.g. the ones seen already
+) -> Any:
+    "Boards with answers that failed for one cause, drawn side by side as HTML; raises `LakeError` if there is none."
+    from IPython.display import HTML
+    some = records[(records["size"] == size) & (records.cause == cause)]
+    if some.empty: raise LakeError(f"no answer on size {size} failed {cause!r} first; there are {', '.join(sorted(set(records[records['size'] == size].cause) - {''})) or 'none'}.")
+    known = {x.id: x for x in instances}
+    pictures = [to_html(x, answer_panel(x, r.completion, "").plan, tokens=r.tokens, verdict=judge(r.completion, x))
+                for _, r in some.iloc[skip:skip + n].iterrows() for x in [known[r.id]]]
+    return HTML(f"<div>{len(some)} answers, from number {skip + 1}</div>" + "".join(pictures))
