@@ -9,13 +9,15 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 export PYTHONWARNINGS := ignore:IProgress not found
 
-.PHONY: help setup reproduce test base figures readme clean
+.PHONY: help setup reproduce test base benchmark benchmark-report figures readme clean
 
 help:
 	@echo "make setup      .venv with everything (once)"
 	@echo "make reproduce  train three arms on the CPU, then table, figure and animation (PROFILE=$(PROFILE) SEED=$(SEED))"
 	@echo "make figures    redraw table, figure and animation from results/, without training"
 	@echo "make base       remake the shipped base by supervised training"
+	@echo "make benchmark  make the frozen boards anew, prove their costs, compare with the stored ones"
+	@echo "make benchmark-report  path finders and base on the benchmark, tables and figures (kept records are not made again)"
 	@echo "make test       notebooks, library and style"
 
 setup: .venv/ready
@@ -41,6 +43,14 @@ figures: setup
 
 base: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 1200 -p validation 1020 -p threads 2 -p out results/base/tiny
+
+# Every board again from the published seed; it fails if one differs from results/benchmark/instances. Interrupted, it goes on where it was.
+benchmark: setup
+	$(PY) -m lake_engineer.batch nbs/experiments/make_benchmark.ipynb -p full True -p workers 2 -p out results/benchmark/instances
+
+benchmark-report: setup
+	$(PY) -m lake_engineer.batch nbs/experiments/evaluate_benchmark.ipynb -p cells all -p subsets "wr025 wr050 wr075" -p boards 0 -p out results/benchmark --each policy random-walk alone prioritised solver tiny
+	$(PY) -m lake_engineer.batch nbs/experiments/report_benchmark.ipynb -p save True -p boards 0
 
 test: setup
 	$(PY) -m ruff check nbs lake_engineer tests

@@ -98,7 +98,8 @@ def verdict(world: World) -> Verdict:
     "What `check` says of the plan so far."
     faults, inst = _faults(world) if world.faulty else _away(world), world.instance
     failed = {f.check for f in faults}
-    return Verdict(True, True, True, True, *[c not in failed for c in CHECKS[4:]], faults[0] if faults else None,
+    in_bounds, no_hole, no_conflict, home = (c not in failed for c in CHECKS[4:])
+    return Verdict(True, True, True, True, in_bounds, no_hole, no_conflict, home, faults[0] if faults else None,
                    max(world._arrival), sum(world._arrival), inst.optimal_makespan, inst.optimal_sum_of_costs)
 
 # %% ../nbs/07_env.ipynb #env-source
@@ -391,7 +392,7 @@ def _seeds(seed: int | Sequence[int | None] | None, n: int) -> Sequence[int | No
 def _merged(infos: tuple[dict[str, Any], ...]) -> dict[str, np.ndarray]:
     "The infos as arrays, each with a mask that says who has one, as Gymnasium merges them."
     has = np.ones(len(infos), bool)
-    verdicts = np.array([i["verdict"] for i in infos], object)
+    verdicts = np.fromiter((i["verdict"] for i in infos), object, len(infos))
     return {"verdict": verdicts, "_verdict": has, "is_success": np.array([i["is_success"] for i in infos]), "_is_success": has.copy()}
 
 # %% ../nbs/07_env.ipynb #env-pz-still

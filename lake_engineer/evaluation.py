@@ -169,11 +169,12 @@ def evaluate(
     "One row per instance and sample (see `COLUMNS`); but for seconds, the same policy, instances and seed give the same rows."
     ids = [i.id for i in instances for _ in range(samples)]
     if out is not None and Path(out).exists(): return _same(read_records(out), ids, Path(out))
-    prompts, part = [prompt(i, style) for i in instances], Path(out).with_name(Path(out).name + ".part") if out else None
+    prompts = [prompt(i, style, getattr(policy, "thinking", False), objective) for i in instances]
+    part = Path(out).with_name(Path(out).name + ".part") if out else None
     done = _read_part(part, ids, samples)
     for number, batch in enumerate(tqdm(_batches(prompts, batch_size), desc=label, unit="batch", leave=False)):
         if all(i in done for i in batch): continue
-        answers, took = _ask(policy, [prompts[i] for i in batch], samples, temperature, max_tokens, seed + number, timed)
+        answers, took = _ask(policy, [prompts[i] for i in batch], samples, temperature, max_tokens, seed + (number if temperature else 0), timed)
         new = {i: _judged(instances[i], a, style, objective, {**(columns or {}), **took}) for i, a in zip(batch, answers)}
         if part: _append(part, new)
         done |= new
@@ -236,6 +237,7 @@ PLANNERS: dict[str, Callable[[Instance, np.random.Generator], Plan]] = {"random-
 # %% ../nbs/10_evaluation.ipynb #ev-planner-policy
 class PlannerPolicy:
     "A path finder as a policy: it reads the compact prompt, and a token is a word."
+    thinking = False
     def __init__(self, name: str):  # one of `PLANNERS`
         self.name, self.plan = name, PLANNERS[name]
 

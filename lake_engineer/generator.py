@@ -39,7 +39,8 @@ __all__ = ['MIN_SIZE', 'SIZES', 'FIELDS', 'Split', 'SPLITS', 'ROOM', 'MAX_HOLE_R
            'from_json', 'canonical', 'split_of', 'max_holes', 'hole_count', 'project', 'diff', 'json_schema',
            'LaneReport', 'GenerationReport', 'stream', 'generate_with_report', 'generate', 'read_files',
            'generate_files', 'waste', 'records', 'describe', 'plot_set', 'compare_samplers', 'make_frozen',
-           'frozen_folder', 'gzip_bytes', 'frozen_text', 'write_frozen', 'read_frozen', 'heldout', 'benchmark']
+           'frozen_folder', 'gzip_bytes', 'frozen_text', 'write_frozen', 'read_frozen', 'heldout', 'benchmark',
+           'stored_cell']
 
 # %% ../nbs/03_generator.ipynb #gen-config-error
 MIN_SIZE = 3  # the smallest map of the paper
@@ -1121,3 +1122,9 @@ def benchmark(
     "The 50 frozen boards of one cell of the benchmark."
     if wait_subset not in WAIT_SUBSETS: raise ConfigError(f"wait_subset must be one of {', '.join(WAIT_SUBSETS)}, not {wait_subset!r:.60}.")
     return list(_frozen_cell("benchmark", _size(size), _num_agents(num_agents), BENCHMARK_CELL)[wait_subset])
+
+def stored_cell(split: Split, num_agents: int, size: int, wait_subset: str) -> list[Instance]:
+    "The boards of one cell and wait subset of a stored set; raises `ConfigError` if the set has no such cell."
+    total = STORED.get(split, {}).get((num_agents, size))
+    if not total or wait_subset not in WAIT_SUBSETS: raise ConfigError(f"the stored {split} set has no cell of {num_agents} agents, size {size} and subset {wait_subset!r:.60}.")
+    return list(_frozen_cell(split, size, num_agents, total)[wait_subset])

@@ -91,6 +91,9 @@ class _Formats:
     def _repr_html_(self: Any) -> str:
         from lake_engineer.render import to_html
         return to_html(self)
+    def __str__(self: Any) -> str:
+        from lake_engineer.render import to_ansi
+        return to_ansi(self, color=False).rstrip("\n")
     def to_dict(self: Any) -> dict[str, Any]: return to_dict(self)
     def to_text(self: Any) -> str: return to_text(self)
     def to_movingai(self: Any, dir: str | os.PathLike) -> tuple[Path, Path]: return to_movingai(self, dir)
@@ -121,6 +124,7 @@ class Instance(_Formats):
         if len(self.starts) != len(self.goals):
             raise LakeError(f"there are {len(self.starts)} starts but {len(self.goals)} goals; each agent needs one of each.")
 
+    def _repr_pretty_(self, p: Any, cycle: bool) -> None: p.text(str(self))  # for IPython, which looks here for it and no further
     @property
     def num_agents(self) -> int: return len(self.starts)
     def optimum(self, objective: Objective = DEFAULT_OBJECTIVE) -> int | None:

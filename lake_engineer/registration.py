@@ -31,7 +31,10 @@ class _OnImport:
         spec = find_spec(name)
         if spec and spec.loader:
             load = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (load(module), register())  # type: ignore[method-assign, assignment]
+            def load_and_register(module):
+                load(module)
+                register()
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
 
 # %% ../nbs/18_registration.ipynb #reg-when

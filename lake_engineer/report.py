@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 import json
+import re
 
 import numpy as np
 
 from .evaluation import paired_difference, rates, read_records
-from .generator import STORED, WAIT_SUBSETS, benchmark
+from .generator import STORED, WAIT_SUBSETS, Split, stored_cell
 from .lake import Instance, LakeError, write_text
 from .loop import Run, RunError, runs_dir, validation_instances
 from .prompts import ParseError, judge, parse
@@ -24,10 +25,11 @@ from .settings import Profile, at_root, load_profile
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'find_runs', 'base_records', 'compare_runs', 'quick_table', 'percent',
+__all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'CELLS', 'find_runs', 'base_records', 'compare_runs', 'quick_table', 'percent',
            'to_markdown', 'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board', 'answer_panel',
-           'before_and_after', 'benchmark_dir', 'benchmark_boards', 'benchmark_records', 'cell_rates', 'published',
-           'benchmark_policies', 'benchmark_table', 'benchmark_wide', 'benchmark_figure', 'plot_causes', 'browse']
+           'before_and_after', 'benchmark_cells', 'benchmark_part', 'benchmark_dir', 'benchmark_boards',
+           'benchmark_records', 'cell_rates', 'published', 'benchmark_policies', 'benchmark_table', 'benchmark_wide',
+           'benchmark_figure', 'plot_causes', 'browse']
 
 # %% ../nbs/15_report.ipynb #re-find
 NOT_ARMS = ("base", "round0")  # what all arms share
@@ -194,16 +196,36 @@ def before_and_after(
     animate(instance, [answer_panel(instance, before, "before training"), answer_panel(instance, after, f"after {len(runs[best].rounds)} rounds, {best}")], path)
     return f"Board {id}, {instance.lake.size}x{instance.lake.size}: the base's answer and that of arm {best!r} after its last round."
 
+# %% ../nbs/15_report.ipynb #re-part
+CELLS: dict[tuple[int, int], Split] = {cell: split for split in ("test", "benchmark") for cell in STORED[split]}  # (agents, size) to the set it is in
+
+def benchmark_cells(text: str) -> list[tuple[int, int]]:
+    "(agents, size) of the cells in a text like '3:3,4,5 4:6', or of all 29 if it is 'all'."
+    if text == "all": return list(CELLS)
+    if not re.fullmatch(r"(\d+:\d+(,\d+)*\s*)+", text): raise RunError(f"cells must be like '3:3,4,5 4:6' or 'all', not {text!r}.")
+    cells = [(int(agents), int(size)) for part in text.split() for agents, _, sizes in [part.partition(":")] for size in sizes.split(",")]
+    if unknown := [c for c in cells if c not in CELLS]: raise RunError(f"there is no cell of {unknown[0][0]} agents and size {unknown[0][1]}.")
+    return cells
+
+# %% ../nbs/15_report.ipynb #re-part-2
+def benchmark_part(
+    cells: str = "all",  # see `benchmark_cells`
+    subsets: str = "wr025 wr050 wr075",
+    boards: int = 0,  # the first so many of each cell and subset; 0 for all
+) -> list[Instance]:
+    "The boards of a named part of the test set and the benchmark."
+    return [x for agents, size in benchmark_cells(cells) for subset in subsets.split() for x in stored_cell(CELLS[agents, size], agents, size, subset)[:boards or None]]
+
 # %% ../nbs/15_report.ipynb #re-bench
 def benchmark_dir() -> Path: return at_root("results/benchmark")
 
 @cache
 def benchmark_boards() -> dict[str, tuple[Instance, str]]:
-    "The benchmark: id to board and wait subset."
-    return {x.id: (x, subset) for agents, size in STORED["benchmark"] for subset in WAIT_SUBSETS for x in benchmark(agents, size, subset)}
+    "Id to board and wait subset."
+    return {x.id: (x, subset) for agents, size in CELLS for subset in WAIT_SUBSETS for x in stored_cell(CELLS[agents, size], agents, size, subset)}
 
 def benchmark_records(policy: str, folder: Path | None = None) -> pd.DataFrame:
-    "The records of a policy on the benchmark, with the column `subset`; raises `RunError` if there are none."
+    "The records of a policy, with the column `subset`; raises `RunError` if there are none."
     path = (folder or benchmark_dir()) / policy / "records.jsonl.gz"
     if not path.exists(): raise RunError(f"policy {policy!r} has no records in {path.parent.parent}; run nbs/experiments/evaluate_benchmark.ipynb for it first.")
     records = read_records(path)
@@ -258,18 +280,19 @@ def benchmark_wide(table: pd.DataFrame, num_agents: int, what: str = "valid") ->
 
 # %% ../nbs/15_report.ipynb #re-bench-figure
 def benchmark_figure(table: pd.DataFrame, policies: Sequence[str]) -> Any:
-    "Valid rate against size, a panel per number of agents; published policies as dashed lines. A matplotlib `Figure`."
+    "Valid rate against size, a panel per number of agents that one of ours was asked; published policies as dashed lines. A matplotlib `Figure`."
     from matplotlib.figure import Figure
-    fig = Figure(figsize=(11, 3.8), layout="constrained")
-    for ax, agents in zip(fig.subplots(1, 3, sharey=True), (3, 4, 5)):
+    panels = sorted(set(table[table.policy.isin(policies) & ~table.policy.str.startswith("published")].num_agents))
+    fig = Figure(figsize=(3 * len(panels) + 0.8, 3.8), layout="constrained")
+    for ax, agents in zip(fig.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
         for k, name in enumerate(policies):
             rows = table[(table.policy == name) & (table.num_agents == agents) & (table["size"] > 0)].sort_values("size")
             mid, low, high = (100 * rows[f"valid_{x}"] for x in ("rate", "low", "high"))
             theirs = name.startswith("published")
             ax.errorbar(rows["size"] + 0.04 * k, mid, yerr=None if theirs else [mid - low, high - mid], ls="--" if theirs else "-",
                         color=ARM_COLORS[k % len(ARM_COLORS)], marker="osD^vPX*"[k % 8], ms=4, capsize=2, lw=1.2, label=name)
-        ax.set(title=f"{agents} agents", xlabel="map size", ylim=(-2, 102), xticks=range(3, 11))
-    fig.axes[0].set_ylabel("valid, %"); fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        ax.set(title=f"{agents} agents", xlabel="map size", xlim=(2.6, 10.6), ylim=(-2, 102), xticks=range(3, 11))
+    fig.axes[0].set_ylabel("valid, %"); fig.legend(*fig.axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(panels), 4), frameon=False, fontsize=8)
     return fig
 
 # %% ../nbs/15_report.ipynb #re-heat

@@ -62,6 +62,7 @@ def test_random_plans_through_all_three(inst, moves):
             rest = [j for j in range(k) if j != i]
             assert (many[a][3] == obs[[1 + j for j in rest]].any(0)).all() and (many[a][4] == obs[[1 + k + j for j in rest]].any(0)).all()
 
+@settings(deadline=None)
 @given(instances(), st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=1, max_size=15))
 def test_the_first_fault_of_the_whole_plan_is_the_one_that_ends_the_episode(inst, moves):
     paths = [[s] for s in inst.starts]

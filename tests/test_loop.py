@@ -1,6 +1,7 @@
 "The loop beyond its chapter: the guard at work, kills, the policy as its own engineer, committed runs."
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,28 +23,33 @@ def names(run: Run, number: int) -> list[str]:
     return sorted(p.name for p in run.round_dir(number).iterdir())
 
 
-@pytest.fixture
-def sabotage(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    "Training whose round 1 ruins the policy; the seeds it was called with."
-    honest, called = trainer.train_round, []
+@pytest.fixture(scope="module")
+def sabotage() -> Iterator[None]:
+    "Training whose round 1 ruins the policy."
+    honest = trainer.train_round
     def train_round(policy, instances, profile, out, seed, **kw):
-        called.append(seed)
         if out.exists() or seed != round_seed(SEED, 1): return honest(policy, instances, profile, out, seed, **kw)
         torch.manual_seed(0)
         for p in policy.model.parameters(): p.data += torch.randn_like(p)
         out.with_name("checkpoint.jsonl").write_text(json.dumps(dict(step=1)) + "\n")
         save_policy(policy, out)
         return policy
-    monkeypatch.setattr(trainer, "train_round", train_round)
-    return called
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(trainer, "train_round", train_round)
+        yield
 
 
-def arm(out: Path, **kw) -> Run:
-    return run_arm("smoke", "learnability", seed=SEED, out=out, guard=True, **kw)
+def arm(out: Path) -> Run:
+    return run_arm("smoke", "learnability", seed=SEED, out=out, guard=True)
 
 
-def test_a_round_that_falls_is_undone(sabotage: list[int], tmp_path: Path) -> None:
-    run = arm(tmp_path)
+@pytest.fixture(scope="module")
+def whole(sabotage: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return arm(tmp_path_factory.mktemp("whole"))
+
+
+def test_a_round_that_falls_is_undone(whole: Run) -> None:
+    run = whole
     table = guarded(run).set_index("round")
     assert list(table.undone) == [True, False] and table.lost[1] > 4 > table.gained[1] == 0 and table.p_fall[1] < 0.05
     assert list(table.boards_lost) == [16, 0] and list(table.answers_lost) == [128, 0] and table.seconds_lost[1] > 0 == table.seconds_lost[2]
@@ -58,14 +64,14 @@ def test_a_round_that_falls_is_undone(sabotage: list[int], tmp_path: Path) -> No
     assert "The guard undid it." in evidence(run, 1) and "undid" not in evidence(run, 2)
 
 
-def test_without_a_guard_it_stays(sabotage: list[int], tmp_path: Path) -> None:
+def test_without_a_guard_it_stays(sabotage: None, tmp_path: Path) -> None:
     run = run_arm("smoke", "learnability", seed=SEED, out=tmp_path)
     assert run.breakdown(1).valid_rate < run.breakdown(0).valid_rate and not run.is_undone(1) and len(guarded(run)) == 0
 
 
 @pytest.mark.parametrize("step", ["verdict", "rename", "copy", "link", "done"])
-def test_a_kill_while_undoing_changes_nothing(step: str, sabotage: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, write, link = arm(tmp_path / "whole"), loop.write_text, Path.symlink_to
+def test_a_kill_while_undoing_changes_nothing(step: str, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, link = loop.write_text, Path.symlink_to
     def die(*args, **kw): raise KeyboardInterrupt
     def copy(path, text): return die() if (path.parent / "rejected.jsonl").exists() else write(path, text)
     def done(path, text): return die() if path.parts[-2:] == ("round1", "done") else write(path, text)

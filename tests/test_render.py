@@ -28,6 +28,7 @@ def has_color(pixels: np.ndarray, color: str) -> bool:
     return bool((pixels == [int(color[k:k + 2], 16) for k in (1, 3, 5)]).all(-1).any())
 
 
+@settings(max_examples=50, deadline=None)
 @given(plans, times)
 def test_any_plan_can_be_shown_in_a_notebook_and_a_terminal(plan, t):
     root = svg(to_html(INST, plan, t))
@@ -35,7 +36,7 @@ def test_any_plan_can_be_shown_in_a_notebook_and_a_terminal(plan, t):
     assert len(root) == len(scene(INST, plan, t, check(INST, plan)))
     assert len(to_ansi(INST, plan, int(t or 0)).splitlines()) >= 6
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans, times)
 def test_any_plan_can_be_drawn(plan, t):
     assert to_array(figure([(INST, Panel(plan))], t=t), dpi=20).ndim == 3
@@ -44,6 +45,11 @@ def test_svg_needs_no_drawing_library():
     code = ("import sys; from lake_engineer.lake import *; i = Instance(Lake(3), [(0, 0)], [(2, 2)]); assert '<svg' in i._repr_html_(); "
             "print([m for m in ('matplotlib', 'PIL', 'torch', 'pandas') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+def test_an_instance_shows_itself_as_text_in_a_terminal():
+    from IPython.lib.pretty import pretty
+    assert str(INST) == pretty(INST) == to_ansi(INST, color=False).rstrip("\n") and str(INST).splitlines()[2] == " 1  .  .  . "
+    assert repr(INST).startswith("Instance(lake=")
 
 def test_markup_in_an_id_or_title_is_text():
     html = to_html(Instance(INST.lake, INST.starts, INST.goals, "<b>&"), title="<i>")
@@ -76,6 +82,7 @@ def test_the_view_stands_still_in_a_film_and_holds_everything():
     assert not boxes and left < -40 and top < -40 and 160 < left + width < 170 and 160 < top + height < 170  # a cell more to the left and above only
     assert len({to_array(figure([(INST, Panel(off))], t=t)).shape for t in (0, 1, 2)}) == 1
 
+@settings(max_examples=50, deadline=None)
 @given(plans, times)
 def test_nothing_is_drawn_out_of_sight(plan, t):
     left, top, width, height = (float(x) / 40 for x in svg(to_html(INST, plan, t)).get("viewBox").split())
