@@ -95,6 +95,8 @@ def _prefill(model: Any, prompt_ids: Sequence[Sequence[int]], pad_id: int, n: in
     return out.logits[:, -1].repeat_interleave(n, 0), out.cache, mask.repeat_interleave(n, 0)
 
 # %% ../nbs/08_policy.ipynb #pol-pick
+CROWDED = 0.8  # ended rows leave the batch when this share of it or less is still unfinished
+
 def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator | None) -> torch.Tensor:
     "One token per row: the likeliest at temperature 0, else sampled."
     import torch
@@ -103,8 +105,6 @@ def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator |
     return torch.multinomial(probs, 1, generator=generator).squeeze(1)
 
 # %% ../nbs/08_policy.ipynb #pol-sample
-CROWDED = 0.8  # ended rows leave the batch when this share of it or less is still unfinished
-
 def sample(
     model: Any,  # a Transformers causal language model
     prompt_ids: Sequence[Sequence[int]],  # P tokenized prompts
@@ -120,8 +120,7 @@ def sample(
     with torch.inference_mode():
         logits, cache, mask = _prefill(model, prompt_ids, pad_id, n)
         answers: list[list[int]] = [[] for _ in range(len(prompt_ids) * n)]
-        rows, eos = torch.arange(len(answers)), torch.tensor(list(eos_ids), device=model.device)
-        ended = torch.zeros_like(rows, dtype=torch.bool, device=model.device)
+        rows, eos, ended = torch.arange(len(answers)), torch.tensor(list(eos_ids), device=model.device), torch.zeros(len(answers), dtype=torch.bool, device=model.device)
         for step in range(max_tokens):
             tokens = _pick(logits, temperature, generator)
             for row, token, over in zip(rows.tolist(), tokens.tolist(), ended.tolist()):
