@@ -189,7 +189,7 @@ def board_of(text: str) -> Instance:
     "The board that a compact prompt describes, without its optima."
     if not (m := _PROMPT.fullmatch(text)): raise LakeError(f"a path finder reads compact prompts only, and {text[:40]!r} is none; use style 'compact'.")
     holes, cells = ([(int(r), int(c)) for r, c in re.findall(r"\((\d+),(\d+)\)", part)] for part in m.groups()[1:])
-    return Instance(Lake(int(m[1]), holes), cells[::2], cells[1::2])
+    return Instance(Lake(int(m[1]), frozenset(holes)), tuple(cells[::2]), tuple(cells[1::2]))
 
 # %% ../nbs/10_evaluation.ipynb #ev-random
 def random_walk(instance: Instance, rng: np.random.Generator) -> Plan:
