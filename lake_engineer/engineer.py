@@ -552,7 +552,7 @@ def checkpoint(context: Context, rng: np.random.Generator, policy: Any = None, f
 def faults(reply: str, context: Context) -> list[str]:
     "What is wrong with a whole answer, as sentences; empty if nothing."
     try: answer = json.loads(reply)
-    except ValueError as e: return [f"The answer is no JSON: {e}."]
+    except (ValueError, RecursionError) as e: return [f"The answer is no JSON: {e}."]
     if not isinstance(answer, dict) or not isinstance(answer.get("rationale"), str) or not isinstance(answer.get("sizes"), dict):
         return ["The answer must be an object with a text 'rationale' and an object 'sizes'."]
     return LakeConfig.project(answer["sizes"], sizes=tuple(context.config.sizes), default=context.config)[1]
@@ -568,7 +568,8 @@ def _client() -> Any:
 # %% ../nbs/12_engineer.ipynb #en-openai-once
 def _ask_endpoint(client: Any, model: str, context: Context, variant: str, temperature: float, seed: int) -> tuple[Draft, list[str], int]:
     "One answer of an endpoint, all that it replied on the way, and the tokens; asked again once if the answer has faults."
-    messages, replies, tokens, wrong = list(whole_messages(context, variant)), [], 0, ["none"]
+    replies: list[str] = []
+    messages, tokens, wrong = list(whole_messages(context, variant)), 0, ["not asked yet"]
     schema = dict(name="proposal", strict=True, schema=proposal_schema(tuple(context.config.sizes), local=False))
     while wrong and len(replies) < 2:
         answer = client.chat.completions.create(model=model, messages=messages, response_format=dict(type="json_schema", json_schema=schema),

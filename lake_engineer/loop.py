@@ -351,7 +351,7 @@ def config_table(old: LakeConfig, new: LakeConfig) -> str:
     def cell(size: int, name: str) -> tuple[str, str]:
         before, after = getattr(old.sizes[size], name), getattr(new.sizes[size], name)
         change = round(after - before, 3)
-        return (f"{after:.2f}", "") if not change else (f"{before:.2f} → {after:.2f} ({change:+.2f})", _shade(change, 0.3))
+        return (f"{after:.3g}", "") if not change else (f"{before:.3g} → {after:.3g} ({change:+.3g})", _shade(change, 0.3))
     return _table(["size", *FIELDS], [[(str(s), ""), *(cell(s, f) for f in FIELDS)] for s in sorted(new.sizes)])
 
 # %% ../nbs/13_loop.ipynb #lo-outcome-table

@@ -153,7 +153,7 @@ class SharedPromptGRPO(GRPOTrainer):
         rows, back = torch.unique(torch.cat([attention_mask, input_ids], 1), dim=0, return_inverse=True)
         mask, ids = rows.chunk(2, 1)
         prompts, index = torch.unique(torch.cat([mask[:, :split], ids[:, :split]], 1), dim=0, return_inverse=True)
-        logps, entropies = _logps_behind_prompts(model, *prompts.chunk(2, 1)[::-1], index, ids[:, split:], mask[:, split:], self.temperature)
+        logps, entropies = _logps_behind_prompts(model, prompts[:, split:], prompts[:, :split], index, ids[:, split:], mask[:, split:], self.temperature)
         return logps[back], entropies[back] if compute_entropy else None, None
 
     def _compute_loss(self, model, inputs):
