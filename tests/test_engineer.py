@@ -18,7 +18,7 @@ from lake_engineer.context import Context, read_cases
 from lake_engineer.engineer import (ENGINEERS, FORMS, POLICIES, AnswerError, EngineerError, Learner, bought, compare, distance, focus, make_engineer, reaction,
                                     sample_contexts, shuffle_evidence, teach)
 from lake_engineer.evaluation import FailureBreakdown, SizeBreakdown
-from lake_engineer.generator import LakeConfig
+from lake_engineer.generator import LakeConfig, SizeConfig
 from lake_engineer.policy import LocalPolicy, load_policy
 from lake_engineer.settings import at_root
 
@@ -225,8 +225,11 @@ def test_reaction_knows_right_from_wrong() -> None:
     weights = c.breakdown.learnability()
     right, wrong = en.spread(c, weights), en.spread(c, {s: 0.3 - w for s, w in weights.items()})
     assert reaction(c, right)["reach"] == pytest.approx(1) and reaction(c, wrong)["reach"] == pytest.approx(-1)
-    same = reaction(c, c.config)
-    assert (same["change"], same["eased"]) == (0, 0)
+    assert reaction(c, c.config) == dict(change=0, reach=reaction(c, c.config)["reach"], bought=reaction(c, c.config)["bought"], eased=0)
+    # p(1-p) is 0.0099, 0.16, 0.2496, 0.1875, 0.0736, 0: all on the best size, all on the hopeless one, and equal shares
+    for shares, value in (({5: 1.0}, 1), ({8: 1.0}, 0), (dict.fromkeys(weights, 1 / 6), 0.6806 / 6 / 0.2496)):
+        budget = LakeConfig({s: SizeConfig(shares.get(s, 0.0), 0.2, 0.5) for s in weights})
+        assert reaction(c, budget)["bought"] == pytest.approx(value)
     assert reaction(c, en.spread(c, weights, {3: 0.1, 8: -0.1}))["eased"] > 0.5
 
 

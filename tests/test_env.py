@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 import numpy as np
 import pytest
 
-from lake_engineer.lake import Instance, Lake, LakeError, Plan, check, free_cells
+from boards import arrangements
+from lake_engineer.lake import Instance, Lake, LakeError, Plan, check
 
 gym = pytest.importorskip("gymnasium")
 pytest.importorskip("pettingzoo")
@@ -23,11 +24,7 @@ DRAWN = dict(size=4, num_agents=2, hole_ratio=0.2, wait_ratio=0.5)
 
 @st.composite
 def instances(draw):
-    n = draw(st.integers(2, 5))
-    lake = Lake(n, draw(st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=n * n - 2)))
-    free = free_cells(lake)
-    k = draw(st.integers(1, min(5, len(free))))
-    return Instance(lake, draw(st.permutations(free))[:k], draw(st.permutations(free))[:k], optimal_makespan=0, optimal_sum_of_costs=0)
+    return Instance(*draw(arrangements(5)), optimal_makespan=0, optimal_sum_of_costs=0)
 
 def play(inst, moves):
     "The walk up to its end by the rules of `check` alone: per step the plan so far and whether the episode ends there."

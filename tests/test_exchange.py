@@ -7,8 +7,9 @@ import sys
 from hypothesis import given, settings, strategies as st
 import pytest
 
+from boards import arrangements
 from lake_engineer.exchange import SCHEMA, card, features, from_dataset, from_row, guess_columns, read_benchmark, save_dataset, to_dataset, to_row, trl_task
-from lake_engineer.lake import Instance, Lake, LakeError, free_cells
+from lake_engineer.lake import Instance, Lake, LakeError
 
 CORNERS = Instance(Lake(4, {(0, 0), (0, 3), (3, 0), (3, 3)}), [(0, 1), (1, 0)], [(3, 2), (2, 3)], "corners", optimal_makespan=5, optimal_sum_of_costs=9,
                    needs_wait=True, needs_wait_makespan=True, sampler="uniform")
@@ -16,12 +17,8 @@ PLAIN = Instance(Lake(3), [(0, 0)], [(2, 2)], "plain")
 
 @st.composite
 def instances(draw):
-    n = draw(st.integers(2, 6))
-    lake = Lake(n, draw(st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=n * n - 2)))
-    free = free_cells(lake)
-    k = draw(st.integers(1, min(5, len(free))))
     flag, count = st.none() | st.booleans(), st.none() | st.integers(0, 99)
-    return Instance(lake, draw(st.permutations(free))[:k], draw(st.permutations(free))[:k], draw(st.text(max_size=5)), draw(count), draw(count), draw(flag), draw(flag),
+    return Instance(*draw(arrangements()), draw(st.text(max_size=5)), draw(count), draw(count), draw(flag), draw(flag),
                     draw(st.sampled_from(["", "uniform", "constructive"])))
 
 

