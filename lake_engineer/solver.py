@@ -804,8 +804,8 @@ def solve(
     "The cheapest plan, or a proof that there is none, or `undecided`."
     mode = SUM if _objective(objective) == "sum_of_costs" else SPAN
     status, cost, used, plan, rank = _answer(*_arrays(instance), mode, _budget(budget))
-    if status != SOLVED: return Solution(STATUSES[status], expansions=used)
-    return Solution("solved", _plan(instance.lake.size, rank, plan), cost, used)
+    if status != SOLVED: return Solution(STATUSES[status], expansions=int(used))  # uncompiled, they are numbers of numpy
+    return Solution("solved", _plan(instance.lake.size, rank, plan), int(cost), int(used))
 
 # %% ../nbs/02_solver.ipynb #solver-needs-wait
 def needs_wait(
