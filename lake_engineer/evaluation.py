@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 import gzip
@@ -29,11 +30,11 @@ from .solver import Constraint, _alone_path, solve
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['COLUMNS', 'OPTIONAL', 'PLANNERS', 'record', 'answer_notes', 'to_frame', 'to_rows', 'write_records', 'read_records',
-           'evaluate', 'board_of', 'random_walk', 'alone', 'prioritised', 'exact', 'PlannerPolicy', 'find_policy',
-           'wilson', 'rates', 'pass_at_k', 'mean_interval', 'sampled_rates', 'paired_difference', 'seed_difference',
-           'compare', 'difficulty', 'simulate', 'power', 'SizeBreakdown', 'FailureBreakdown', 'failure_breakdown',
-           'board_features', 'diagnose', 'cause_table', 'feature_table']
+__all__ = ['COLUMNS', 'OPTIONAL', 'REQUIRED', 'PLANNERS', 'record', 'answer_notes', 'need', 'to_frame', 'to_rows',
+           'write_records', 'read_records', 'evaluate', 'board_of', 'random_walk', 'alone', 'prioritised', 'exact',
+           'PlannerPolicy', 'find_policy', 'wilson', 'rates', 'pass_at_k', 'mean_interval', 'sampled_rates',
+           'paired_difference', 'seed_difference', 'compare', 'difficulty', 'simulate', 'power', 'SizeBreakdown',
+           'FailureBreakdown', 'failure_breakdown', 'board_features', 'diagnose', 'cause_table', 'feature_table']
 
 # %% ../nbs/10_evaluation.ipynb #ev-record
 def record(
@@ -75,10 +76,23 @@ COLUMNS: dict[str, tuple[str, str]] = dict(  # type and meaning, in the order of
 OPTIONAL = tuple(c for c, (_, meaning) in COLUMNS.items() if meaning.startswith("optional"))
 
 # %% ../nbs/10_evaluation.ipynb #ev-frame
+REQUIRED = tuple(c for c in COLUMNS if c not in OPTIONAL)
+
+def need(records: pd.DataFrame, *columns: str) -> None:
+    "Raise `LakeError` unless there are records, and they have these columns."
+    if lost := [c for c in columns if c not in records]: raise LakeError(f"the records have no column {lost[0]!r}; they have {', '.join(map(str, records)) or 'none'}.")
+    if not len(records): raise LakeError("there are no records, and no rate of nothing.")
+
+def _in_schema(columns: Collection[str], where: str) -> None:
+    if strange := [c for c in columns if c not in COLUMNS]: raise LakeError(f"{where} has the column {strange[0]!r}, which is none of a record's (see COLUMNS); leave it out.")
+    if lost := [c for c in REQUIRED if c not in columns]: raise LakeError(f"{where} lacks the column {lost[0]!r}, so these are no records; give another file.")
+
+# %% ../nbs/10_evaluation.ipynb #ev-to-frame
 def to_frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     "Rows as a data frame; checks that could not be judged are missing, not false."
     import pandas as pd
     frame = pd.DataFrame(list(rows))
+    need(frame, *CHECKS, "cost")
     if "notes" in frame: frame["notes"] = frame["notes"].fillna("")
     return frame.astype({c: "boolean" for c in CHECKS} | {"cost": "Int64"})
 
@@ -89,25 +103,54 @@ def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 # %% ../nbs/10_evaluation.ipynb #ev-io
 def write_records(
     records: Sequence[dict[str, Any]] | pd.DataFrame,
-    path: Path,  # ends in .jsonl, or in .jsonl.gz to be compressed
+    path: Path,  # ends in .jsonl, .jsonl.gz or .parquet
 ) -> Path:
-    "Records as JSON Lines, written whole or not at all."
+    "Records as JSON Lines or Parquet, written whole or not at all."
+    path = Path(path)
     rows = records if isinstance(records, Sequence) else to_rows(records)
+    _in_schema(list(dict.fromkeys(c for r in rows for c in r)), "what is to be written")
+    if path.suffix == ".parquet":
+        to_frame(rows).to_parquet(buffer := BytesIO(), index=False)
+        return write_text(path, buffer.getvalue())
     text = "".join(json.dumps(r) + "\n" for r in rows)
-    return write_text(path, gzip_bytes(text) if Path(path).suffix == ".gz" else text)
+    return write_text(path, gzip_bytes(text) if _compressed(path) else text)
+
+def _compressed(path: Path) -> bool:
+    if not path.name.endswith((".jsonl", ".jsonl.gz")): raise LakeError(f"{path.name} has no ending of records; allowed are .jsonl, .jsonl.gz and .parquet.")
+    return path.suffix == ".gz"
 
 # %% ../nbs/10_evaluation.ipynb #ev-io-2
-def _text(path: Path) -> str:
-    try: return gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+def _lines(path: Path) -> list[dict[str, Any]]:
+    "The rows of a JSON Lines file; a `LakeError` names the line that is damaged."
+    data, rows = path.read_bytes(), []
+    try: text = (gzip.decompress(data) if _compressed(path) else data).decode()
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError): raise LakeError(f"{path.name} is damaged; delete the file and evaluate again.") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        try: rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError): raise LakeError(f"{path.name} is damaged at line {number}; delete the file and evaluate again.") from None
+        _in_schema(rows[-1], f"{path.name}, line {number},")
+    return rows
 
+# %% ../nbs/10_evaluation.ipynb #ev-io-parquet
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    "The rows of a Parquet file."
+    import pandas as pd
+    try: frame = pd.read_parquet(path)
+    except (ValueError, OSError): raise LakeError(f"{path.name} is damaged; delete the file and evaluate again.") from None
+    _in_schema(list(frame), path.name)
+    return frame.to_dict("records")
+
+# %% ../nbs/10_evaluation.ipynb #ev-io-read
 def read_records(path: Path) -> pd.DataFrame:
-    "The data frame behind a file of records; raises `LakeError` naming the line that is damaged."
-    rows = []
-    for number, line in enumerate(_text(Path(path)).splitlines(), 1):
-        try: rows.append(json.loads(line))
-        except json.JSONDecodeError: raise LakeError(f"{Path(path).name} is damaged at line {number}; delete the file and evaluate again.") from None
-    return to_frame(rows)
+    "The data frame behind a file of records; raises `LakeError` if there is none, or it is damaged, empty, or holds an answer twice."
+    path = Path(path)
+    if not path.is_file(): raise LakeError(f"there are no records at {path}; evaluate first, or give another path.")
+    rows = _parquet(path) if path.suffix == ".parquet" else _lines(path)
+    if not rows: raise LakeError(f"{path.name} holds no records; delete the file and evaluate again.")
+    frame = to_frame(rows)
+    twice = frame[frame.duplicated([c for c in ("policy", "seed", "id", "sample") if c in frame])]
+    if len(twice): raise LakeError(f"{path.name} holds answer {twice['sample'].iloc[0]} to board {twice.id.iloc[0]!r} twice; evaluate again.")
+    return frame
 
 # %% ../nbs/10_evaluation.ipynb #ev-batches
 def _batches(prompts: Sequence[str], size: int) -> list[list[int]]:
@@ -125,25 +168,48 @@ def _judged(instance: Instance, answers: Sequence[Completion], style: str, objec
     return rows
 
 # %% ../nbs/10_evaluation.ipynb #ev-part
-def _read_part(path: Path | None, ids: Sequence[str], samples: int) -> dict[int, list[dict[str, Any]]]:
-    "Batches that an interrupted evaluation of the same boards finished: instance number to its rows."
-    if path is None or not path.exists(): return {}
-    done: dict[int, list[dict[str, Any]]] = {}
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"): done |= {int(i): rows for i, rows in json.loads(line).items()}
-    if done: _same(to_frame([row for rows in done.values() for row in rows]), [x for i in done for x in ids[i * samples:(i + 1) * samples]], path)
-    return done
+def _part(out: Path) -> Path:
+    "Where the finished batches of an evaluation are, until it is over."
+    return out.with_name(out.name + ".part")
 
-def _append(path: Path, batch: dict[int, list[dict[str, Any]]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as f: f.write(json.dumps(batch) + "\n")
+def _read_part(out: Path | None, asked: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    "Instance number to its rows, as far as an interrupted evaluation got; `asked` is the first line of its file, and begins a new one."
+    if out is None: return {}
+    path, where = _part(out), f"{_part(out).name} in {out.parent.name}"
+    asked = json.loads(json.dumps(asked))
+    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+    try: first, *batches = map(json.loads, whole or [json.dumps(asked)])
+    except ValueError: raise LakeError(f"{where} is damaged; delete it and evaluate again.") from None
+    if other := [k for k in asked if first.get(k) != asked[k]]: raise LakeError(f"{where} was begun with another {other[0]}; delete it, or choose another file.")
+    write_text(path, "".join(json.dumps(line) + "\n" for line in (first, *batches)))  # without a line that was cut off
+    return {int(i): rows for batch in batches for i, rows in batch.items()}
+
+def _append(out: Path, batch: dict[int, list[dict[str, Any]]]) -> None:
+    with _part(out).open("a") as f: f.write(json.dumps(batch) + "\n")
 
 # %% ../nbs/10_evaluation.ipynb #ev-same
-def _same(records: pd.DataFrame, ids: Sequence[str], path: Path) -> pd.DataFrame:
-    "`records` if they are of these boards."
-    if list(records.id) == list(ids): return records
-    raise LakeError(f"{path.name} in {path.parent.name} holds answers to other boards than those asked for; delete it, or choose another file.")
+def _same(records: pd.DataFrame, ids: Sequence[str], columns: Mapping[str, Any], path: Path) -> pd.DataFrame:
+    "`records` if they are of these boards, and have these values in `columns`."
+    where = f"{path.name} in {path.parent.name}"
+    if list(records.id) != list(ids): raise LakeError(f"{where} holds answers to other boards than those asked for; delete it, or choose another file.")
+    for c, value in columns.items():
+        if c not in records or (records[c] != value).any(): raise LakeError(f"{where} holds answers with another {c} than {value!r}; delete it, or choose another file.")
+    return records
 
+# %% ../nbs/10_evaluation.ipynb #ev-asked
+def _check_question(instances: Sequence[Instance], objective: Objective, columns: Mapping[str, Any], samples: int, **numbers: int) -> list[str]:
+    "The id of every row to come; raises `LakeError` if these boards cannot be asked about like this."
+    if not instances: raise LakeError("there are no boards to evaluate on.")
+    ids = [x.id for x in instances]
+    if twice := [id for id, k in Counter(ids).items() if k > 1]: raise LakeError(f"board {twice[0]!r} is among the instances twice; every board is asked once.")
+    if unsolved := [x.id for x in instances if x.optimum(objective) is None]:
+        raise LakeError(f"board {unsolved[0]!r} has no known optimum; fill it in with lake_engineer.solver.annotate.")
+    for name, value in {"samples": samples, **numbers}.items():
+        if value < 1: raise LakeError(f"{name} must be at least 1, not {value}.")
+    if strange := set(columns) - set(OPTIONAL): raise LakeError(f"{min(strange)!r} is no optional column of a record; allowed are {', '.join(OPTIONAL)}.")
+    return [id for id in ids for _ in range(samples)]
+
+# %% ../nbs/10_evaluation.ipynb #ev-ask
 def _ask(policy: Policy, prompts: list[str], samples: int, temperature: float, max_tokens: int, seed: int, timed: bool) -> tuple[list[list[Completion]], dict[str, float]]:
     "The answers to a batch and, if timed, the seconds each took."
     began = time.perf_counter()
@@ -163,23 +229,22 @@ def evaluate(
     objective: Objective = DEFAULT_OBJECTIVE,
     out: Path | None = None,  # file of the records, .jsonl or .jsonl.gz; read back if it is there
     label: str = "evaluating",
-    columns: Mapping[str, Any] | None = None,  # optional columns that are the same in every row, e.g. policy and seed
+    columns: Mapping[str, Any] = {},  # optional columns that are the same in every row, e.g. policy and seed
     timed: bool = False,  # add the optional column `seconds`
 ) -> pd.DataFrame:
     "One row per instance and sample (see `COLUMNS`); but for seconds, the same policy, instances and seed give the same rows."
-    ids = [i.id for i in instances for _ in range(samples)]
-    if out is not None and Path(out).exists(): return _same(read_records(out), ids, Path(out))
+    out, numbers = Path(out) if out else None, dict(samples=samples, batch_size=batch_size, max_tokens=max_tokens)
+    ids = _check_question(instances, objective, columns, **numbers)
+    if out and out.exists(): return _same(read_records(out), ids, columns, out)
     prompts = [prompt(i, style, getattr(policy, "thinking", False), objective) for i in instances]
-    part = Path(out).with_name(Path(out).name + ".part") if out else None
-    done = _read_part(part, ids, samples)
+    done = _read_part(out, dict(policy=policy.name, boards=ids, seed=seed, temperature=temperature, style=style, objective=objective, columns=dict(columns), **numbers))
     for number, batch in enumerate(tqdm(_batches(prompts, batch_size), desc=label, unit="batch", leave=False)):
         if all(i in done for i in batch): continue
         answers, took = _ask(policy, [prompts[i] for i in batch], samples, temperature, max_tokens, seed + (number if temperature else 0), timed)
-        new = {i: _judged(instances[i], a, style, objective, {**(columns or {}), **took}) for i, a in zip(batch, answers)}
-        if part: _append(part, new)
-        done |= new
+        done |= (new := {i: _judged(instances[i], a, style, objective, {**columns, **took}) for i, a in zip(batch, answers)})
+        if out: _append(out, new)
     rows = [row for i in range(len(instances)) for row in done[i]]
-    if out: write_records(rows, out); part.unlink(missing_ok=True)  # type: ignore[union-attr]
+    if out: write_records(rows, out); _part(out).unlink()
     return to_frame(rows)
 
 # %% ../nbs/10_evaluation.ipynb #ev-read-board
@@ -268,6 +333,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
 def rates(records: pd.DataFrame, by: Sequence[str] = ("size",)) -> pd.DataFrame:
     "Valid and optimal rate with 95 % Wilson intervals per group, and over all rows if `by` is empty; one answer per board."
     import pandas as pd
+    need(records, "id", "valid", "optimal", *by)
     groups = records.groupby(list(by), sort=True) if by else [((), records)]
     rows = []
     for key, g in groups:
@@ -306,9 +372,11 @@ def sampled_rates(
 ) -> pd.DataFrame:
     "pass@k for each of `ks` with 95 % bootstrap intervals over boards, per group, and over all boards if `by` is empty."
     import pandas as pd
+    need(records, "id", what, *by)
     rows = []
     for key, g in records.groupby(list(by), sort=True) if by else [((), records)]:
         right = g.groupby("id", sort=True)[what].agg(["size", "sum"])
+        if right["size"].nunique() > 1: raise LakeError(f"boards have {right['size'].min()} to {right['size'].max()} answers; pass@k of a group needs as many for each.")
         row: dict[str, Any] = dict(zip(by, key)) | {"n": len(right), "samples": int(right["size"].iloc[0])}
         for k in ks:
             mean, low, high = mean_interval([pass_at_k(n, c, k) for n, c in zip(right["size"], right["sum"])])
@@ -347,15 +415,15 @@ def seed_difference(
 def compare(
     a: Sequence[pd.DataFrame],  # records of one arm, a frame per seed
     b: Sequence[pd.DataFrame],  # of the other arm, the same seeds in the same order
-    what: str = "valid",  # or "optimal"
+    what: str = "valid",  # or "optimal"; with several answers to a board, their mean
 ) -> dict[str, Any]:
     "How far `a` lies above `b`: difference, its bootstrap interval, and with several seeds Student's; raises `LakeError` if they cannot be paired."
-    if len(a) != len(b): raise LakeError(f"{len(a)} and {len(b)} seeds cannot be paired.")
-    first = list(a[0].id)
-    for frame in (*a, *b):
-        if list(frame.id) != first: raise LakeError("the arms answered different boards, or in another order; they cannot be paired.")
-    x, y = (np.array([f[what] for f in frames], float) for frames in (a, b))
-    out = dict(zip(("difference", "low", "high"), paired_difference(x, y)), seeds=len(a), boards=len(first))
+    if not a or len(a) != len(b): raise LakeError(f"{len(a)} and {len(b)} seeds cannot be paired.")
+    for frame in (*a, *b): need(frame, "id", what)
+    per_board = [frame.groupby("id", sort=False)[what].mean() for frame in (*a, *b)]
+    if any(list(p.index) != list(per_board[0].index) for p in per_board): raise LakeError("the arms answered different boards, or in another order; they cannot be paired.")
+    x, y = np.split(np.array(per_board, float), 2)
+    out = dict(zip(("difference", "low", "high"), paired_difference(x, y)), seeds=len(a), boards=x.shape[1])
     return out | (dict(zip(("t_low", "t_high"), seed_difference(x, y)[1:])) if len(a) > 1 else {})
 
 # %% ../nbs/10_evaluation.ipynb #ev-beta
@@ -436,6 +504,7 @@ class FailureBreakdown:
 # %% ../nbs/10_evaluation.ipynb #ev-failure
 def failure_breakdown(records: pd.DataFrame) -> FailureBreakdown:
     "Count the records by size and by the check that failed first."
+    need(records, "size", "cause", "valid", "optimal")
     def one(g: pd.DataFrame) -> SizeBreakdown:
         causes = Counter(c for c in g.cause if c)
         return SizeBreakdown(len(g), int(g.valid.sum()), int(g.optimal.sum()), {c: causes[c] for c in CHECKS if causes[c]})
@@ -458,6 +527,7 @@ def diagnose(
 ) -> pd.DataFrame:
     "A row per record: its outcome, when and how it first went wrong, and the board's features."
     import pandas as pd
+    need(records, "id", "cause", "completion")
     known = {x.id: x for x in instances}
     if lost := set(records.id) - set(known): raise LakeError(f"{len(lost)} boards of the records are not among the instances, such as {min(lost)!r}.")
     features = {id: board_features(known[id]) for id in dict.fromkeys(records.id)}
@@ -472,6 +542,7 @@ def diagnose(
 def cause_table(records: pd.DataFrame, by: str = "size") -> pd.DataFrame:
     "Per check the share of answers that failed it first, a column per value of `by`; last row: all failures."
     import pandas as pd
+    need(records, "cause", by)
     table = pd.DataFrame({key: {c: float((g.cause == c).mean()) for c in CHECKS} for key, g in records.groupby(by, sort=True)}).rename_axis(columns=by)
     return pd.concat([table, table.sum().to_frame("all").T.rename_axis(columns=by)])
 
@@ -483,11 +554,13 @@ def feature_table(
 ) -> pd.DataFrame:
     "Per level of the feature: boards, valid rate with 95 % Wilson interval, and how failures are shared among causes."
     import pandas as pd
+    need(diagnosed, feature, "cause")
     x = diagnosed[feature]
     level = x if x.nunique() <= bins else pd.qcut(x.astype(float), bins, duplicates="drop")
     rows = []
     for _, g in diagnosed.groupby(level, observed=True):
         right, shares, ends = int((g.cause == "").sum()), g.cause[g.cause != ""].value_counts(normalize=True), (g[feature].min(), g[feature].max())
         name = str(ends[0]) if ends[0] == ends[1] else f"{ends[0]:.3g} to {ends[1]:.3g}"
-        rows.append({feature: name, "n": len(g), "valid_rate": right / len(g), **dict(zip(("valid_low", "valid_high"), wilson(right, len(g)))), **{c: shares.get(c, 0.0) for c in CHECKS}})
+        interval = dict(zip(("valid_low", "valid_high"), wilson(right, len(g))))
+        rows.append({feature: name, "n": len(g), "valid_rate": right / len(g)} | interval | {c: shares.get(c, 0.0) for c in CHECKS})
     return pd.DataFrame(rows).set_index(feature)

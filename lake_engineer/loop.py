@@ -188,10 +188,15 @@ def start(
     if path.exists() and not resume: shutil.rmtree(path)
     run, wanted = Run(path), arm | dict(profile=profile.model_dump(mode="json"))
     if (path / "run.json").exists():
-        if differ := [k for k, v in wanted.items() if run.info.get(k) != v]:
+        if differ := [k for k, v in wanted.items() if not _agrees(run.info.get(k), v, k == 'profile')]:
             raise RunError(f"{path} was begun with another {' and '.join(differ)}; choose another `out`, or start it anew with resume=False.")
     else: write_text(path / "run.json", json.dumps(wanted | dict(begun=provenance()), indent=1) + "\n")
     return run
+
+def _agrees(recorded: Any, wanted: Any, grown: bool) -> bool:
+    "Whether a run's record says what is wanted; a setting of a profile (`grown`) that is younger than the record is not held against it."
+    if not grown or not isinstance(recorded, dict): return recorded == wanted
+    return isinstance(wanted, dict) and recorded.keys() <= wanted.keys() and all(_agrees(v, wanted[k], True) for k, v in recorded.items())
 
 # %% ../nbs/13_loop.ipynb #lo-lock
 def locked(path: Path) -> FileLock:
@@ -223,7 +228,7 @@ def round_zero(profile: Profile, seed: int, config: LakeConfig, out: Path) -> Ru
     with locked(path):
         run = start(path, profile, arm, resume=True)
         if run.is_done(0): return run
-        base = load_policy(profile)
+        base = _base(profile)
         with locked(base_path): validate(base, profile, base_path / "validation.jsonl", "base")
         write_proposal(run, 0, Proposal(config=config, rationale="", raw="", changes=[], seconds=0.0, tokens=0, engineer="round0"))
         do_round(run, 0, base, profile, seed)
@@ -246,9 +251,13 @@ def _share_round_zero(run: Run, zero: Run) -> None:
 
 # %% ../nbs/13_loop.ipynb #lo-hire
 def hire(engineer: str, policy: LocalPolicy, profile: Profile, **kw: Any) -> Engineer:
-    "The engineer of an arm; `checkpoint` is the policy as it is now, `base` as it was before any training."
-    if engineer in POLICIES: kw["policy"] = policy if engineer == "checkpoint" else load_policy(profile)
+    "The engineer of an arm; `checkpoint` is the policy as it is now, `base` as it was before any reinforcement learning."
+    if engineer in POLICIES: kw["policy"] = policy if engineer == "checkpoint" else _base(profile)
     return make_engineer(engineer, **kw)
+
+def _base(profile: Profile) -> LocalPolicy:
+    from lake_engineer.trainer import base_policy
+    return base_policy(profile)
 
 # %% ../nbs/13_loop.ipynb #lo-design
 def design_round(run: Run, number: int, engineer: Engineer, variant: str) -> Proposal | None:
@@ -291,9 +300,11 @@ def run_arm(
 ) -> Run:
     "All rounds of one arm. Calling it again continues where it stopped, and does nothing to what is done."
     import torch
+    from lake_engineer.trainer import check_ready
     profile = load_profile(profile) if isinstance(profile, str) else profile
     how = _how(seed, context, options)
     make_engineer(engineer, **how)  # wrong input shows before any work starts
+    check_ready(profile)
     if engineer in POLICIES: chat_lm(profile.base)
     first, out = first_config(profile, seed, config), at_root(out) if out else runs_dir()
     torch.set_num_threads(profile.threads)

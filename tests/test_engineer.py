@@ -137,6 +137,20 @@ def test_every_stored_context_gets_a_valid_configuration(name: str) -> None:
         assert tuple(p.config.sizes) == tuple(case.context.config.sizes) and p.changes == []
 
 
+def test_every_stored_context_gets_a_valid_configuration_of_the_policy(babbler: LocalPolicy) -> None:
+    for i, case in enumerate(CASES):
+        p = make_engineer(POLICIES[i % 2], policy=babbler, temperature=1.5, seed=i).propose(case.context)
+        assert tuple(p.config.sizes) == tuple(case.context.config.sizes) and set(json.loads(p.raw)["sizes"]) == set(map(str, case.context.config.sizes))
+
+
+def test_every_stored_context_gets_a_valid_configuration_of_an_endpoint(endpoint) -> None:
+    replies, asked = endpoint
+    for case in CASES:
+        replies[:], asked[:] = [json.dumps(dict(rationale="As it came.", sizes=case.config.to_dict()))], []
+        p = make_engineer("openai:big", replies=None).propose(case.context)
+        assert p.config == case.config and p.changes == [] and len(asked) == 1
+
+
 def test_stored_cases_are_real_and_whole() -> None:
     assert len({c.name for c in CASES}) == len(CASES)
     for c in CASES:
@@ -255,7 +269,6 @@ def test_forms_mean_what_they_ask(form: en.Form) -> None:
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], list[dict]]]:
     "A server that speaks the protocol: the replies it will give (the last one again and again), and the requests it got."
-    pytest.importorskip("openai")
     replies: list[str] = []
     asked: list[dict] = []
 
@@ -263,7 +276,8 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], list[
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             reply = replies[min(len(asked), len(replies)) - 1]
-            message = dict(index=0, finish_reason="stop", message=dict(role="assistant", content=reply))
+            said = dict(content=reply.removeprefix("<reason>")) | (dict(reasoning_content="reason") if reply.startswith("<reason>") else {})
+            message = dict(index=0, finish_reason="stop", message=dict(role="assistant") | said)
             body = json.dumps(dict(id="x", object="chat.completion", created=0, model="m", choices=[message],
                                    usage=dict(prompt_tokens=5, completion_tokens=2, total_tokens=7))).encode()
             self.send_response(400 if reply == "refuse" else 200); self.send_header("content-type", "application/json")
@@ -286,7 +300,7 @@ def test_endpoint_is_asked_again_with_its_faults(endpoint) -> None:
     replies, asked = endpoint
     c = context({3: 90, 4: 30}, sizes=(3, 4))
     replies += ["I would go for more holes.", reply(0.2, 0.8)]
-    p = make_engineer("openai:big", seed=5).propose(c)
+    p = make_engineer("openai:big", seed=5, replies=None).propose(c)
     assert p.config.sizes[4].data_ratio == 0.8 and p.rationale == "Four." and json.loads(p.raw) == replies and p.tokens == 14
     assert asked[0]["model"] == "big" and asked[0]["seed"] == 5 and "## Failures" in asked[0]["messages"][1]["content"]
     assert "no JSON" in asked[1]["messages"][-1]["content"] and asked[1]["messages"][-2]["content"] == replies[0]
@@ -297,7 +311,7 @@ def test_endpoint_is_asked_again_with_its_faults(endpoint) -> None:
 def test_endpoint_can_vote(endpoint) -> None:
     replies, asked = endpoint
     replies += [reply(0.2, 0.8), "no JSON", reply(0.6, 0.4, "Three."), reply(0.6, 0.4, "Three.")]
-    p = make_engineer("openai:big", seed=5, n=3).propose(context({3: 90, 4: 30}, sizes=(3, 4)))
+    p = make_engineer("openai:big", seed=5, n=3, replies=None).propose(context({3: 90, 4: 30}, sizes=(3, 4)))
     assert p.config.sizes[3].data_ratio == 0.6 and p.rationale == "Three." and json.loads(p.raw) == replies and p.tokens == 28
     assert [a["seed"] for a in asked] == [5, 6, 6, 7]
 
@@ -309,7 +323,7 @@ def test_endpoint_is_no_exception(endpoint, case: str, said: str) -> None:
     c = HOSTILE[case]
     sizes = {s: dict(data_ratio=math.nan, hole_ratio=7, wait_ratio="much") for s in list(c.config.sizes)[1:]} | {"99": None}
     replies += [json.dumps(dict(rationale=said, sizes=sizes))]
-    p = make_engineer("openai:big").propose(c)
+    p = make_engineer("openai:big", replies=None).propose(c)
     assert len(asked) == 2 and tuple(p.config.sizes) == tuple(c.config.sizes) and p.changes and p.rationale == said and json.loads(p.raw) == replies * 2
 
 
@@ -318,17 +332,32 @@ def test_endpoint_gives_up_clearly(endpoint, said: str) -> None:
     replies, asked = endpoint
     replies += ["no", said]
     with pytest.raises(AnswerError, match="big gave no usable answer, even when asked again: The answer") as e:
-        make_engineer("openai:big").propose(context({3: 50}, sizes=(3,)))
+        make_engineer("openai:big", replies=None).propose(context({3: 50}, sizes=(3,)))
     assert len(asked) == 2 and "\n" not in str(e.value) and len(str(e.value)) < 600
+
+
+def test_endpoint_is_asked_once_for_what_is_recorded(endpoint, tmp_path) -> None:
+    replies, asked = endpoint
+    replies += ["no", reply(0.2, 0.8)]
+    c = context({3: 90, 4: 30}, sizes=(3, 4))
+    first = make_engineer("openai:big", n=2, replies=tmp_path).propose(c)
+    assert len(asked) == 3 and make_engineer("openai:big", n=2, replies=tmp_path, replay=True).propose(c).to_dict() == first.to_dict() and len(asked) == 3
+    with pytest.raises(EngineerError, match="no reply of big is recorded"): make_engineer("openai:big", seed=7, replies=tmp_path, replay=True).propose(c)
+
+
+def test_reasoning_is_kept_and_not_parsed(endpoint) -> None:
+    replies, asked = endpoint
+    replies += ["<reason>" + reply(0.2, 0.8)]
+    p = make_engineer("openai:big", replies=None).propose(context({3: 90, 4: 30}, sizes=(3, 4)))
+    assert len(asked) == 1 and p.config.sizes[4].data_ratio == 0.8 and json.loads(p.raw) == ["<think>\nreason\n</think>\n" + reply(0.2, 0.8)]
 
 
 def test_endpoint_that_refuses_is_one_sentence(endpoint) -> None:
     replies, _ = endpoint
     replies += ["refuse"]
-    with pytest.raises(EngineerError, match="big could not be asked at http://127.0.0.1:.*400"): make_engineer("openai:big").propose(context({3: 50}, sizes=(3,)))
+    with pytest.raises(EngineerError, match="big could not be asked at http://127.0.0.1:.*400"): make_engineer("openai:big", replies=None).propose(context({3: 50}, sizes=(3,)))
 
 
 def test_endpoint_without_a_key_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openai")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(EngineerError, match="needs a key in OPENAI_API_KEY"): make_engineer("openai:big").propose(context({3: 50}, sizes=(3,)))
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"): monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EngineerError, match="needs a key in OPENAI_API_KEY"): make_engineer("openai:big", replies=None).propose(context({3: 50}, sizes=(3,)))

@@ -1,6 +1,9 @@
 "The loop beyond its chapter: the guard at work, kills, the policy as its own engineer, committed runs."
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 
 from lake_engineer import engineer, loop, trainer
-from lake_engineer.context import Context
+from lake_engineer.context import VARIANTS, Context
 from lake_engineer.engineer import ENGINEERS, Draft
 from lake_engineer.generator import LakeConfig
 from lake_engineer.loop import Run, RunError, cases, context_for, evidence, guarded, paired_change, round_seed, run_arm, write_evidence
@@ -153,3 +156,15 @@ def test_a_context_needs_nothing_but_the_directory(tmp_path: Path) -> None:
     shutil.copytree(COMMITTED[0].path, tmp_path / "moved")
     assert isinstance(context_for(Run(tmp_path / "moved"), 1), Context)
     assert context_for(Run(tmp_path / "moved"), 2).to_dict() == context_for(COMMITTED[0], 2).to_dict()
+
+
+def test_what_the_context_says_is_a_function_of_the_directory(tmp_path: Path) -> None:
+    "Read from disk twice, in other processes, elsewhere, and with other hash seeds: the same bytes."
+    shutil.copytree(COMMITTED[-1].path, tmp_path / "moved")
+    code = "import sys; from pathlib import Path; from lake_engineer.loop import Run, context_for; c = context_for(Run(Path(sys.argv[1])), 2)\n" \
+           "sys.stdout.write('|'.join(c.render(v) for v in sys.argv[2:]))"
+    variants = [*VARIANTS, "H0+S+Tfull"]
+    def say(path: Path, seed: str) -> str:
+        return subprocess.run([sys.executable, "-c", code, str(path), *variants], cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": seed},
+                              capture_output=True, text=True, check=True).stdout
+    assert say(tmp_path / "moved", "1") == say(COMMITTED[-1].path, "2") == "|".join(context_for(COMMITTED[-1], 2).render(v) for v in variants)
