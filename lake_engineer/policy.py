@@ -261,7 +261,8 @@ def save_policy(
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with _policy_error(path, "cannot be saved to"):
-            policy.model.save_pretrained(tmp, safe_serialization=True, **({} if weights is None else dict(state_dict=weights)))
+            how: dict[str, Any] = dict(save_embedding_layers=False) if policy.has_adapter else {}  # PEFT would ask the hub about the base
+            policy.model.save_pretrained(tmp, safe_serialization=True, **how | ({} if weights is None else dict(state_dict=weights)))
             policy.tokenizer.save_pretrained(tmp)
             (tmp / "policy.json").write_text(json.dumps(asdict(policy.manner)) + "\n")
         if path.exists(): shutil.rmtree(path)

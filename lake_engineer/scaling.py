@@ -75,7 +75,7 @@ def rehearsal(
 ) -> Profile:
     "`profile` on a few boards with a few tokens; without a GPU it is launched in two CPU processes, and Transformers generates."
     import torch
-    few = dict(base=str(base), rounds=2, sizes="3 4", instances_per_round=2, validation_instances=4, threads=1, evaluate__max_tokens=24, evaluate__batch_size=4,
+    few: dict[str, Any] = dict(base=str(base), rounds=2, sizes="3 4", instances_per_round=2, validation_instances=4, threads=1, evaluate__max_tokens=24, evaluate__batch_size=4,
                warm_start__boards=8, warm_start__batch_size=4, train__prompts_per_step=2, train__group_size=2, train__micro_batch=1)
     if load_profile(profile).warm_start.steps: few["warm_start__steps"] = 2
     if torch.cuda.is_available():

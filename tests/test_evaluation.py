@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binom, norm
 
 from lake_engineer.evaluation import (COLUMNS, OPTIONAL, PLANNERS, PlannerPolicy, board_features, board_of, cause_table, compare, diagnose, evaluate, feature_table,
                                       pass_at_k, power, paired_difference, rates, read_records, record, sampled_rates, seed_difference, to_frame, wilson, write_records)
@@ -177,8 +178,11 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(boards, tmp_path):
     process.kill()
     process.wait()
     assert not out.exists()
-    kept = sum(len(json.loads(line)) for line in (tmp_path / "r.jsonl.part").read_text().splitlines(keepends=True) if line.endswith("\n"))
+    part = tmp_path / "r.jsonl.part"
+    lines = [line for line in part.read_text().splitlines(keepends=True)[1:] if line.endswith("\n")]  # the first says what was asked
+    kept = sum(len(json.loads(line)) for line in lines)
     assert 20 <= kept < 60
+    with part.open("a") as f: f.write('{"0": [{"id"')  # as if the power had failed while a batch was written
     again = subprocess.run([sys.executable, "-c", KILLED, out], capture_output=True, text=True, check=True).stdout.count("asked")
     assert again == 6 - kept // 10
     assert out.read_bytes() == write_records(evaluate(PlannerPolicy("random-walk"), boards, batch_size=10), tmp_path / "whole.jsonl").read_bytes()
@@ -187,10 +191,15 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(boards, tmp_path):
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-def test_wilson_is_that_of_statsmodels():
-    proportion = pytest.importorskip("statsmodels.stats.proportion")
-    for k, n in itertools.product((0, 1, 7, 75, 150), (150, 1020)):
-        assert np.allclose(wilson(k, n), proportion.proportion_confint(k, n, method="wilson"), atol=1e-9)
+def test_wilson_is_the_closed_form_and_keeps_its_promise():
+    z, n = norm.ppf(0.975), 150
+    def by_hand(k):
+        centre, half = (k + z**2 / 2) / (n + z**2), z / (n + z**2) * math.sqrt(k * (n - k) / n + z**2 / 4)
+        return centre - half, centre + half
+    spans = np.array([wilson(k, n) for k in range(n + 1)])
+    assert np.allclose(spans, np.clip([by_hand(k) for k in range(n + 1)], 0, 1), atol=1e-9)
+    for p in (0.02, 0.1, 0.3, 0.5):  # every outcome weighted by its chance: no simulation
+        assert binom.pmf(np.arange(n + 1), n, p)[(spans[:, 0] <= p) & (p <= spans[:, 1])].sum() > 0.92
 
 
 @pytest.mark.parametrize("n, c", [(6, 0), (6, 1), (6, 3), (6, 6)])

@@ -66,7 +66,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path, other: dict) -> N
     save_policy(tiny(**other), tmp_path / "base")
     for _ in ("with its mark", "without"):
         with pytest.raises(PolicyError, match="was trained on another base than"): load_policy(tmp_path / "adapter")
-        (tmp_path / "adapter/policy.json").unlink()
+        (tmp_path / "adapter/policy.json").unlink(missing_ok=True)
         if "seed" in other: break  # same shapes: only the mark can tell
 
 
@@ -143,7 +143,7 @@ def test_the_policy_is_asked_in_training_as_in_evaluation(chat: Path, tmp_path: 
     train_round(load_policy(profile), BOARDS[:2], profile, tmp_path / "round", 0, trainer_class=Watched)
     policy = load_policy(tmp_path / "round")
     assert policy.thinking is thinking
-    assert sorted(map(tuple, seen))[::8] == sorted(map(tuple, policy.encode([prompt(b, profile.style, thinking) for b in BOARDS[:2]])))
+    assert set(map(tuple, seen)) == set(map(tuple, policy.encode([prompt(b, profile.style, thinking) for b in BOARDS[:2]])))
 
 
 def test_the_warm_start_teaches_the_answer_behind_the_tokens_it_is_asked_with(chat: Path) -> None:
