@@ -654,6 +654,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'lake_engineer.loop._arm': ('loop.html#_arm', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop._base': ('loop.html#_base', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop._came_of_it': ('loop.html#_came_of_it', 'lake_engineer/loop.py'),
+                                    'lake_engineer.loop._check_asked': ('loop.html#_check_asked', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop._folded': ('loop.html#_folded', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop._how': ('loop.html#_how', 'lake_engineer/loop.py'),
                                     'lake_engineer.loop._shade': ('loop.html#_shade', 'lake_engineer/loop.py'),

@@ -28,9 +28,7 @@ from .lake import LakeError
 from .policy import PACKAGED, PolicyError, packaged_model
 from .settings import at_root
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from lake_engineer.endpoint import Endpoint
+if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
 __all__ = ['Decide', 'ENGINEERS', 'MAX_HOLES', 'SMOL', 'EXAMPLES', 'LEVELS', 'FORMS', 'RATIONALE_LIMIT', 'SELECT', 'POLICIES',
@@ -554,7 +552,6 @@ def _ask_endpoint(endpoint: Endpoint, context: Context, variant: str, sample: in
 def openai(context: Context, rng: np.random.Generator, model: str = "", variant: str = "V6", temperature: float | None = 1.0, n: int = 1, select: str = "majority",
            replies: str | os.PathLike | None = "cache/replies", replay: bool = False, extra: Mapping[str, Any] | None = None, seed: int = 0) -> Draft:
     "A model behind an address, asked `n` times for the whole configuration, with the seeds `seed`, `seed` + 1, ...; `replies` to `extra` as of `Endpoint`."
-    from lake_engineer.endpoint import Endpoint
     endpoint = Endpoint(model, replies=replies, replay=replay, extra=extra)
     try: asked = [_ask_endpoint(endpoint, context, variant, i, temperature=temperature, seed=seed + i) for i in range(max(n, 1))]
     except PolicyError as e: raise EngineerError(str(e)) from None

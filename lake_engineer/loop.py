@@ -286,6 +286,14 @@ def _arm(engineer: str, context: str, seed: int, guard: bool, options: Mapping[s
     "What run.json says of an arm."
     return dict(engineer=engineer, context=context, seed=seed) | (dict(guard=True) if guard else {}) | (dict(options=dict(options)) if options else {})
 
+# %% ../nbs/13_loop.ipynb #lo-asked
+def _check_asked(profile: Profile, engineer: str, how: dict[str, Any]) -> None:
+    "Wrong input shows before any work starts."
+    from lake_engineer.trainer import check_ready
+    make_engineer(engineer, **how)
+    check_ready(profile)
+    if engineer in POLICIES: chat_lm(profile.base)
+
 # %% ../nbs/13_loop.ipynb #lo-arm
 def run_arm(
     profile: str | Profile,
@@ -300,12 +308,9 @@ def run_arm(
 ) -> Run:
     "All rounds of one arm. Calling it again continues where it stopped, and does nothing to what is done."
     import torch
-    from lake_engineer.trainer import check_ready
     profile = load_profile(profile) if isinstance(profile, str) else profile
     how = _how(seed, context, options)
-    make_engineer(engineer, **how)  # wrong input shows before any work starts
-    check_ready(profile)
-    if engineer in POLICIES: chat_lm(profile.base)
+    _check_asked(profile, engineer, how)
     first, out = first_config(profile, seed, config), at_root(out) if out else runs_dir()
     torch.set_num_threads(profile.threads)
     zero = round_zero(profile, seed, first, out)
