@@ -3,18 +3,21 @@ PROFILE ?= tiny
 SEED ?= 0
 RUNS ?= results/reproduced
 ENGINEERS ?= fixed-random learnability llm
+CORES ?= 2
+SNAKEMAKE ?=
 PYTHON ?= python3
 PY := .venv/bin/python
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 export PYTHONWARNINGS := ignore:IProgress not found
 
-.PHONY: help setup reproduce test base benchmark benchmark-report figures readme clean
+.PHONY: help setup reproduce experiments test base benchmark benchmark-report figures readme clean
 
 help:
 	@echo "make setup      .venv with everything (once)"
 	@echo "make reproduce  train three arms on the CPU, then table, figure and animation (PROFILE=$(PROFILE) SEED=$(SEED))"
-	@echo "make figures    redraw table, figure and animation from results/, without training"
+	@echo "make experiments  every arm and seed of configs/study.yaml, then all reports (PROFILE=smoke walks it in minutes)"
+	@echo "make figures    redraw every table, figure and animation from results/, without training"
 	@echo "make base       remake the shipped base by supervised training"
 	@echo "make benchmark  make the frozen boards anew, prove their costs, compare with the stored ones"
 	@echo "make benchmark-report  path finders and base on the benchmark, tables and figures (kept records are not made again)"
@@ -38,8 +41,14 @@ reproduce: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/run_arm.ipynb -p profile $(PROFILE) -p seed $(SEED) -p out $(RUNS) --each engineer $(ENGINEERS)
 	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED) -p out $(RUNS)
 
+# What is done is never done again; stopped at any moment, the same command goes on (Snakefile).
+experiments: setup
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m snakemake --cores $(CORES) --config profile=$(PROFILE) $(SNAKEMAKE)
+
 figures: setup
-	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)
+	$(PY) -m lake_engineer.batch --quiet nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)
+	$(PY) -m lake_engineer.batch --quiet nbs/experiments/report_benchmark.ipynb -p save True -p boards 0
+	for report in main context dynamics case_study; do $(PY) -m lake_engineer.batch --quiet nbs/experiments/report_$$report.ipynb -p profile $(PROFILE) -p save True || exit 1; done
 
 base: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 900 -p validation 1020 -p threads 2 -p out results/base/tiny

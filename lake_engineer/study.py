@@ -239,7 +239,7 @@ def plot_differences(ax: Any, runs: Runs, reference: str = "fixed-random", what:
         ax.plot(d, [y] * len(d), "o", color="#56B4E9", ms=4, alpha=0.7)
         ax.errorbar(mean, y, xerr=None if np.isnan(low) else [[mean - low], [high - mean]], fmt="D", color="black", ms=5, capsize=3)
     ax.axvline(0, color="grey", lw=0.8)
-    ax.set_yticks(range(len(arms)), arms); ax.invert_yaxis()
+    ax.set_yticks(range(len(arms)), arms); ax.set_ylim(len(arms) - 0.5, -0.5)
     ax.set(xlabel=f"{what} rate, points above {reference}", title="one dot per seed; mean and 95 % interval over seeds")
 
 # %% ../nbs/22_study.ipynb #sy-configs

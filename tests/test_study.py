@@ -1,0 +1,91 @@
+"The study as a whole: the workflow that computes it, what a cluster would be asked to do, and tables that are what their records say."
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = """tables: {main: [{engineer: fixed-random}, {engineer: learnability}], context: []}
+seeds: {tiny: {main: 1, context: 0}}
+transfer: {tables: [main], boards: {tiny: 1}}
+"""
+
+
+def snakemake(*args, config=()):
+    return [sys.executable, "-m", "snakemake", "--cores", "2", *args, "--config", *config]
+
+
+def environment(): return os.environ | dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")
+
+
+def run(command): return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
+
+
+def small(folder):
+    (folder / "study.yaml").write_text(SMALL)
+    return ["profile=smoke", f"study={folder}/study.yaml", f"runs={folder}/runs", f"results={folder}/drawn", f"logs={folder}/notebooks", "reports=main dynamics"]
+
+
+@pytest.mark.parametrize("where", ["slurm", "kubernetes"])
+def test_a_cluster_would_get_a_job_for_every_run_of_the_study(tmp_path, where):
+    done = run([sys.executable, "-m", "snakemake", "--profile", f"configs/snakemake/{where}", "-n", "--config", "profile=smoke", f"runs={tmp_path}/runs"])
+    assert done.returncode == 0, done.stderr[-2000:]
+    from lake_engineer.study import load_study
+    study = load_study()
+    counts = dict(line.split()[:2] for line in (done.stdout + done.stderr).splitlines() if line.startswith(("arm ", "round0 ", "evaluate ")))
+    wanted = study.wanted("smoke")
+    assert counts == dict(arm=str(len(wanted)), round0=str(len({s for _, s in wanted})), evaluate=str(len(study.wanted("smoke", "main"))))
+
+
+def test_what_is_committed_is_not_trained_again():
+    done = run(snakemake("-n", config=["tables=main"]))
+    assert done.returncode == 0, done.stderr[-2000:]
+    from lake_engineer.study import load_study, study_runs
+    have = {(a, s) for a, seeds in study_runs("tiny", load_study().arms()).items() for s in seeds}
+    text = done.stdout + done.stderr
+    assert not [f"{a} {s}" for a, s in have if f"output: {ROOT}/results/runs/tiny/{a}/seed{s}/round2/done" in text], "the workflow would train again what is committed"
+
+
+def test_interrupted_and_started_again_it_redoes_nothing(tmp_path):
+    command, done = snakemake(config=small(tmp_path)), tmp_path / "runs/smoke/round0/seed0/round0/done"
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
+    while not done.exists() and process.poll() is None: time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait() != 0
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("done")}
+    assert done in kept and not (tmp_path / "drawn/figures.done").exists()
+    second = run(command)
+    assert second.returncode == 0, second.stderr[-3000:]
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    assert len(list((tmp_path / "runs").rglob("round2/done"))) == 2 and len(list((tmp_path / "runs").rglob("evaluation.jsonl.gz"))) == 2
+    assert (tmp_path / "drawn/tables/study_main_smoke.csv").read_text().count("\n") == 4  # head, base, two arms
+    third = run(command)
+    assert third.returncode == 0 and "Nothing to be done" in third.stdout + third.stderr
+
+
+def test_a_study_that_is_none_is_one_sentence(tmp_path):
+    (tmp_path / "study.yaml").write_text(SMALL.replace("learnability", "magic"))
+    done = run(snakemake("-n", config=["profile=smoke", f"study={tmp_path}/study.yaml"]))
+    assert done.returncode == 1 and "there is no engineer 'magic'" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("report", ["main", "context", "dynamics"])
+def test_redrawn_tables_are_the_committed_ones(tmp_path, report):
+    command = [sys.executable, "-m", "lake_engineer.batch", "--quiet", f"nbs/experiments/report_{report}.ipynb", "-p", "save", "True", "-p", "results", str(tmp_path), "--out", str(tmp_path / "nb")]
+    done = run(command)
+    assert done.returncode == 0, done.stderr[-2000:]
+    drawn = sorted((tmp_path / "tables").iterdir())
+    assert drawn and [p.name for p in drawn if p.read_bytes() != (ROOT / "results/tables" / p.name).read_bytes()] == []
+
+
+def test_every_number_of_the_study_can_be_traced(tmp_path):
+    for info in (ROOT / "results/runs/tiny").glob("*/seed*/run.json"):
+        begun = json.loads(info.read_text())["begun"]
+        assert begun["commit"] and begun["versions"]["torch"] and begun["time"], info
+        for folder in info.parent.glob("round*"):
+            assert json.loads((folder / "done").read_text())["seconds"] > 0 and (folder / "config.json").exists() and (folder / "training.jsonl").exists()
