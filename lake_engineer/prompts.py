@@ -13,7 +13,7 @@ import json
 import re
 
 from .lake import (DEFAULT_OBJECTIVE, MOVES, Cell, Fault, Instance, Lake, LakeError, Objective, Plan, Verdict,
-                                _trusted_plan, check, rows, unparsable)
+                                _cell_text, _trusted_plan, check, rows, unparsable)
 
 # %% auto #0
 __all__ = ['STYLES', 'MAX_STEPS', 'format_answer', 'prompt', 'chat', 'Reason', 'ParseError', 'after_thinking', 'answer_blocks',
@@ -25,8 +25,6 @@ STYLES = ("compact", "joint", "paths", "actions")
 def _style(style: str) -> str:
     if style not in STYLES: raise LakeError(f"style must be one of {', '.join(STYLES)}, not {style!r:.60}.")
     return style
-
-def _cell_text(cell: Cell) -> str: return f"({cell[0]},{cell[1]})"
 
 # %% ../nbs/04_prompts.ipynb #prompts-steps
 def _steps(plan: Plan) -> list[str]:

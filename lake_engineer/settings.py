@@ -30,6 +30,7 @@ def repo_root() -> Path:
         if (place / "settings.ini").is_file(): return place.resolve()
     raise SettingsError(f"no settings.ini in {places[0]}{'' if given else ' or any folder above it'}; run inside a clone or set LAKE_ENGINEER_ROOT to one.")
 
+# %% ../nbs/00_settings.ipynb #set-at-root
 def at_root(path: str | os.PathLike) -> Path:  # absolute paths are left as they are
     "`path` anchored at the repository root."
     return repo_root() / path
@@ -97,6 +98,7 @@ class GenerationSettings(_Frozen):
     server_port: int = Field(ge=1, le=65535)
     gpu_memory: float = Field(gt=0, lt=1)  # share of each GPU that a colocated vLLM may take
 
+# %% ../nbs/00_settings.ipynb #set-launch
 class LaunchSettings(_Frozen):
     "How a round is trained."
     config: str  # an accelerate configuration, relative to the root; empty: in this process
@@ -114,6 +116,7 @@ class RewardProfile(_Frozen):
         if self.l1 >= self.l2: raise ValueError(f"reward.l1 ({self.l1}) must be less than reward.l2 ({self.l2})")
         return self
 
+# %% ../nbs/00_settings.ipynb #set-evaluate
 class EvaluateSettings(_Frozen):
     batch_size: int = Field(ge=1)  # prompts answered at once
     max_tokens: int = Field(ge=1)  # answers longer than this are cut off and count as truncated; in training too
@@ -164,12 +167,14 @@ def profile_names(path: str | os.PathLike | None = None) -> list[str]:
     "The profiles that `settings.ini` offers."
     return _read_ini(path).sections()
 
+# %% ../nbs/00_settings.ipynb #set-read-ini
 def _read_ini(path: str | os.PathLike | None = None) -> ConfigParser:
     path = Path(path) if path else at_root("settings.ini")
     parser = ConfigParser(interpolation=None, inline_comment_prefixes=("#",))
     try: parser.read_string(path.read_text())
     except FileNotFoundError: raise SettingsError(f"there is no settings file {path}.") from None
-    except ConfigParserError as e: raise SettingsError(f"{path.name} cannot be read: {' '.join(str(e).split())}") from None
+    except OSError as e: raise SettingsError(f"{path} cannot be read: {e.strerror}.") from None
+    except (ConfigParserError, UnicodeDecodeError) as e: raise SettingsError(f"{path.name} cannot be read: {' '.join(str(e).split())}") from None
     return parser
 
 # %% ../nbs/00_settings.ipynb #set-load-profile
@@ -189,6 +194,7 @@ def load_profile(
     try: return Profile.model_validate(nested)
     except ValidationError as e: raise SettingsError(_sentence(name, e)) from None
 
+# %% ../nbs/00_settings.ipynb #set-sentence
 def _sentence(profile: str, error: ValidationError) -> str:
     first = error.errors()[0]
     key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
