@@ -71,5 +71,5 @@ rule figures:
         [local(DONE.format(arm=a, seed=s)) for a, s in WANTED],
         [local(EVALUATED.format(arm=a, seed=s)) for a, s in ASKED],
     output: touch(local(DRAWN))
-    params: [str(NOTEBOOKS / f"report_{r}.ipynb") for r in REPORTS]
+    params: " ".join(str(NOTEBOOKS / f"report_{r}.ipynb") for r in REPORTS)
     shell: "for report in {params}; do " + BATCH + " $report " + given(profile=PROFILE.name, out=RUNS.parent, results=RESULTS, save=True) + " --out " + str(LOGS) + " || exit 1; done"
