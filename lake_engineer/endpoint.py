@@ -46,22 +46,23 @@ def _response(policy: Policy, asked: Mapping[str, Any]) -> dict[str, Any]:
     return dict(id="local", object="chat.completion", created=0, model=policy.name, choices=[choice],
                 usage=dict(prompt_tokens=prompt_tokens, completion_tokens=c.tokens, total_tokens=prompt_tokens + c.tokens))
 
+# %% ../nbs/19_endpoint.ipynb #ep-answer
+def _answer(handler: _Handler, asked: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    "Status and body."
+    if handler.key and handler.headers["Authorization"] != f"Bearer {handler.key}": return 401, dict(error=dict(message="wrong key"))
+    if asked["model"] != handler.policy.name: return 404, dict(error=dict(message=f"the model {asked['model']!r} does not exist"))
+    try:
+        with handler.lock: return 200, _response(handler.policy, asked)
+    except LakeError as e: return 400, dict(error=dict(message=str(e)))
+
 # %% ../nbs/19_endpoint.ipynb #ep-handler
 class _Handler(BaseHTTPRequestHandler):
     policy: Policy
     key: str  # the only one let in, if any
     lock: threading.Lock  # a policy answers one at a time
 
-    def _answer(self, asked: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        "Status and body."
-        if self.key and self.headers["Authorization"] != f"Bearer {self.key}": return 401, dict(error=dict(message="wrong key"))
-        if asked["model"] != self.policy.name: return 404, dict(error=dict(message=f"the model {asked['model']!r} does not exist"))
-        try:
-            with self.lock: return 200, _response(self.policy, asked)
-        except LakeError as e: return 400, dict(error=dict(message=str(e)))
-
     def do_POST(self) -> None:
-        status, answer = self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, answer = _answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -71,7 +72,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None: pass
 
+# %% ../nbs/19_endpoint.ipynb #ep-server
 class _Server(ThreadingHTTPServer): request_queue_size = 128
+
+def _listen(policy: Policy, key: str, port: int) -> _Server:
+    "A server that waits for requests on this machine alone."
+    return _Server(("127.0.0.1", port), type("Handler", (_Handler,), dict(policy=policy, key=key, lock=threading.Lock())))
 
 # %% ../nbs/19_endpoint.ipynb #ep-serve
 @contextmanager
@@ -81,8 +87,7 @@ def serve(
     port: int = 0,  # any free one, if 0
 ) -> Iterator[str]:
     "Put a policy behind an OpenAI-compatible address, for this machine only; gives the base URL."
-    handler = type("Handler", (_Handler,), dict(policy=policy, key=key, lock=threading.Lock()))
-    server = _Server(("127.0.0.1", port), handler)
+    server = _listen(policy, key, port)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try: yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -103,14 +108,16 @@ class Reply:
     model: str  # as the server calls it, often with a date
 
     @property
-    def text(self) -> str:
-        "Reasoning, in tags, and answer; the closing tag is missing if the model was cut off while it reasoned."
-        if not self.reasoning: return self.content
-        cut = self.finish == "length" and not self.content.strip()
-        return f"<think>\n{_THINK.sub('', self.reasoning)}" + ("" if cut else f"\n</think>\n{self.content}")
-
+    def text(self) -> str: return _joined(self)  # reasoning, in tags, and answer
     @property
     def finished(self) -> bool: return self.finish not in ("length", "content_filter")
+
+# %% ../nbs/19_endpoint.ipynb #ep-joined
+def _joined(reply: Reply) -> str:
+    "Reasoning, in tags, and answer; the closing tag is missing if the model was cut off while it reasoned."
+    if not reply.reasoning: return reply.content
+    cut = reply.finish == "length" and not reply.content.strip()
+    return f"<think>\n{_THINK.sub('', reply.reasoning)}" + ("" if cut else f"\n</think>\n{reply.content}")
 
 # %% ../nbs/19_endpoint.ipynb #ep-read
 def read_reply(body: Any) -> Reply:
@@ -180,6 +187,7 @@ class Prices:
         if self.prompt is None or self.completion is None: return None
         return (self.prompt * prompt_tokens + self.completion * tokens) / 1e6
 
+# %% ../nbs/19_endpoint.ipynb #ep-usage
 @dataclass
 class Usage:
     "What was used."
@@ -199,6 +207,7 @@ class Cap:
     tokens: int | None = None  # prompts and replies together
     cost: float | None = None  # in the currency of the prices
 
+# %% ../nbs/19_endpoint.ipynb #ep-most
 TEMPLATE_TOKENS = 256  # that a server's chat template may add to the messages
 
 def most(request: Mapping[str, Any]) -> tuple[int, int]:
@@ -206,6 +215,13 @@ def most(request: Mapping[str, Any]) -> tuple[int, int]:
     limit = request.get("max_completion_tokens", request.get("max_tokens"))
     if limit is None: raise PolicyError("a cap on tokens or cost needs requests with max_tokens, or nobody knows what the next one may use.")
     return len(json.dumps(request["messages"], ensure_ascii=False).encode()) + TEMPLATE_TOKENS, int(limit)
+
+# %% ../nbs/19_endpoint.ipynb #ep-over
+def _over(meter: Meter, add: tuple[int, int]) -> str:
+    "The cap that one more request could exceed; empty if none."
+    used = meter.usage.prompt_tokens + meter._aside[0] + add[0], meter.usage.tokens + meter._aside[1] + add[1]
+    now = dict(requests=meter.usage.requests + 1, tokens=sum(used), cost=meter.prices.cost(*used))
+    return next((f"{limit:,} {'in ' if k == 'cost' else ''}{k}" for k, limit in asdict(meter.cap).items() if limit is not None and now[k] > limit), "")
 
 # %% ../nbs/19_endpoint.ipynb #ep-meter
 class Meter:
@@ -215,17 +231,11 @@ class Meter:
         self.cap, self.prices, self.usage, self._aside, self._on_way = cap, prices, Usage(), (0, 0), 0
         self._changed = threading.Condition()
 
-    def _over(self, add: tuple[int, int]) -> str:
-        "The cap that one more request could exceed; empty if none."
-        used = self.usage.prompt_tokens + self._aside[0] + add[0], self.usage.tokens + self._aside[1] + add[1]
-        now = dict(requests=self.usage.requests + 1, tokens=sum(used), cost=self.prices.cost(*used))
-        return next((f"{limit:,} {'in ' if k == 'cost' else ''}{k}" for k, limit in asdict(self.cap).items() if limit is not None and now[k] > limit), "")
-
     def reserve(self, request: Mapping[str, Any]) -> tuple[int, int]:
         "Set aside what the request may use, once it fits; raises `PolicyError` if it never will."
         add = most(request) if (self.cap.tokens, self.cap.cost) != (None, None) else (0, 0)
         with self._changed:
-            while (over := self._over(add)) and self._on_way: self._changed.wait()
+            while (over := _over(self, add)) and self._on_way: self._changed.wait()
             if over: raise PolicyError(f"the cap of {over} leaves no room for another request; raise it to go on, what was replied is kept.")
             self.usage.requests, self._on_way, self._aside = self.usage.requests + 1, self._on_way + 1, (self._aside[0] + add[0], self._aside[1] + add[1])
         return add
@@ -274,6 +284,7 @@ class Fault:
     wait: float = 0.0  # seconds that it asks for
     absent: bool = False  # there was no server at all
 
+# %% ../nbs/19_endpoint.ipynb #ep-refusal
 def _refusal(e: Any) -> Fault:  # an `openai.APIStatusError`
     "The fault behind a status that is an error."
     status, said = e.status_code, e.body.get("message") if isinstance(e.body, dict) else e.body
@@ -305,6 +316,7 @@ def _shown(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
+# %% ../nbs/19_endpoint.ipynb #ep-client-2
 def _client(url: str, key: str, timeout: float) -> Any:
     "The `openai` client; retries are ours. Servers other than OpenAI's may need no key."
     try: import openai
@@ -391,6 +403,7 @@ def _kept(endpoint: Endpoint, ask: Ask, stop: threading.Event) -> Reply:
     endpoint.replies.put(ask, reply)
     return reply
 
+# %% ../nbs/19_endpoint.ipynb #ep-fetch-2
 def _fetch(endpoint: Endpoint, wanted: Mapping[str, Ask]) -> dict[str, Reply]:
     "Ask for replies, several at a time."
     endpoint.line.client  # made here, so that a missing key or package is one error and not one in every thread
@@ -457,6 +470,7 @@ class Estimate:
         return (f"{self.asks - self.recorded} requests ({self.recorded} of {self.asks} replies are recorded): about {self.prompt_tokens:,} tokens of prompts, "
                 f"at most {self.tokens:,} of replies, {cost}.")
 
+# %% ../nbs/19_endpoint.ipynb #ep-estimate-2
 def estimate(policy: EndpointPolicy, asks: Sequence[Ask], count: Callable[[str], int] = count_tokens) -> Estimate:
     "What the `asks` of a policy would take."
     new = [a for a in asks if policy.endpoint.replies.get(a) is None]
