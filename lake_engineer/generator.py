@@ -960,7 +960,7 @@ def _plot_draws(ax: Any, report: GenerationReport) -> None:
     shares = table[names].astype(float).div(table[names].sum(axis=1), axis=0)
     left, labels = 0, [f"{s}, {'wait' if w else 'no wait'}" for s, w in zip(table["size"], table.needs_wait)]
     for name in names: ax.barh(labels, shares[name], left=left, label=name.replace("_", " ")); left = left + shares[name]
-    ax.set(title="what became of the draws", xlim=(0, 1)); ax.legend(frameon=False, fontsize=7)
+    ax.set(title="what became of the draws", xlim=(0, 1)); ax.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 # %% ../nbs/03_generator.ipynb #gen-plot-set
 def plot_set(instances: Sequence[Instance], config: LakeConfig, report: GenerationReport) -> Any:

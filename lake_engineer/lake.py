@@ -31,6 +31,7 @@ MOVES: dict[str, Cell] = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT
 class LakeError(ValueError):
     "Something a user gave does not describe a board; the message says what, where, and what is allowed."
 
+# %% ../nbs/01_lake.ipynb #lake-to-cell
 def to_cell(
     x: Any,  # anything a user may send as a cell
     what: str = "cell",  # its name in the error message
@@ -140,6 +141,7 @@ def _agent_cells(lake: Lake, cells: Iterable[Any], name: str) -> tuple[Cell, ...
         if c in out[:i]: raise LakeError(f"{name}[{i}] = {c} is already taken by agent {out.index(c)}.")
     return out
 
+# %% ../nbs/01_lake.ipynb #lake-objective
 def _objective(objective: str) -> str:
     if objective not in OBJECTIVES: raise LakeError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}.")
     return objective
@@ -178,6 +180,7 @@ def _trusted_plan(paths: Iterable[tuple[Cell, ...]]) -> Plan:
 # %% ../nbs/01_lake.ipynb #lake-checks
 CHECKS = ("parsable", "agent_count", "starts", "moves", "in_bounds", "no_hole", "no_conflict", "goals")
 
+# %% ../nbs/01_lake.ipynb #lake-fault
 class Fault(NamedTuple):  # made often; a tuple is the quickest to make
     "Where a plan first goes wrong."
     check: str  # which of the eight checks

@@ -13,6 +13,8 @@ from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 import heapq
 import multiprocessing
+import os
+import threading
 
 from numba import njit
 import numpy as np
@@ -851,9 +853,16 @@ def _pool(workers: int) -> Iterator[Executor | None]:
     if isinstance(workers, bool) or not hasattr(workers, "__index__") or workers < 1: raise LakeError(f"workers must be an integer of at least 1, not {workers!r:.60}.")
     if workers == 1: yield None; return
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method))
+    executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method), initializer=_end_with_parent)
     try: yield executor
     finally: executor.shutdown(cancel_futures=True)
+
+def _end_with_parent() -> None:
+    "Let this worker end when its parent is killed; it would wait for work for ever."
+    def watch() -> None:
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 # %% ../nbs/02_solver.ipynb #solver-many
 def _map(f: Callable, items: Sequence, workers: int, progress: bool, desc: str) -> list:
