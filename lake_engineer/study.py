@@ -172,15 +172,16 @@ def spent(run: Run) -> dict[str, float]:
     "What a run took, all rounds together."
     logs, profile = [_logged(run, i) for i in run.rounds], run.info["profile"]
     told = [json.loads((run.round_dir(i) / "proposal.json").read_text()) for i in run.rounds]
+    tokens = sum(g.tokens.iloc[-1] for g in logs)  # the log counts from the beginning of a round
     boards = profile["instances_per_round"] * profile["train"]["epochs"] * len(logs)
-    return dict(boards=boards, answers=boards * profile["train"]["group_size"], steps=sum(map(len, logs)), million_tokens=sum(g.tokens.sum() for g in logs) / 1e6,
+    return dict(boards=boards, answers=boards * profile["train"]["group_size"], steps=sum(map(len, logs)), tokens=tokens,
                 engineer_tokens=sum(p["tokens"] for p in told))
 
 # %% ../nbs/22_study.ipynb #sy-compute-2
 def compute_table(runs: Runs) -> pd.DataFrame:
     "What a run of each arm took, mean over seeds."
     import pandas as pd
-    return pd.DataFrame({arm: pd.DataFrame([spent(r) for r in seeds.values()]).mean() for arm, seeds in runs.items()}).T.round(2).rename_axis("arm").reset_index()
+    return pd.DataFrame({arm: pd.DataFrame([spent(r) for r in seeds.values()]).mean().round().astype(int) for arm, seeds in runs.items()}).T.rename_axis("arm").reset_index()
 
 # %% ../nbs/22_study.ipynb #sy-transfer
 def _evaluated(run: Run) -> pd.DataFrame | None:
