@@ -204,7 +204,7 @@ def transfer_table(runs: Runs, scale: str = "1 M parameters") -> pd.DataFrame:
         if not asked: continue
         cells = {what: pd.concat([_cells(r)[what] for r in asked], axis=1) for what in ("valid", "optimal")}
         for key in cells["valid"].index:
-            told = {f"{w}_{x}": v for w in cells for x, v in zip(("rate", "low", "high"), over_seeds(cells[w].loc[key].to_numpy()))}
+            told = {f"{w}_{x}": v for w in cells for x, v in zip(("rate", "low", "high"), np.clip(over_seeds(cells[w].loc[key].to_numpy()), 0, 1))}
             n = int(((asked[0].num_agents == key[0]) & ((asked[0]["size"] == key[1]) | (key[1] == 0))).sum())
             rows.append(dict(policy=f"{arm}, {len(asked)} seeds", scale=scale, num_agents=key[0], size=key[1], n=n) | told)
     return pd.DataFrame(rows).round(4)
