@@ -16,6 +16,7 @@ import inspect
 import json
 import math
 import os
+import re
 import statistics
 
 import numpy as np
@@ -32,13 +33,13 @@ if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
 __all__ = ['Decide', 'ENGINEERS', 'MAX_HOLES', 'SMOL', 'EXAMPLES', 'LEVELS', 'FORMS', 'RATIONALE_LIMIT', 'SELECT', 'POLICIES',
-           'EngineerError', 'AnswerError', 'Draft', 'Proposal', 'Engineer', 'make_engineer', 'fixed_random',
-           'fixed_uniform', 'random_proposal', 'rates', 'known', 'spread', 'learnability', 'packaged_llm', 'LocalLM',
-           'score', 'load_llm', 'Form', 'amount', 'form_prefix', 'opinion', 'edit', 'ask_sizes', 'proposal_schema',
-           'whole_messages', 'write', 'vote', 'majority', 'bought', 'most_signal', 'choose', 'ask_local', 'llm',
-           'chat_lm', 'checkpoint', 'faults', 'openai', 'Learner', 'teach', 'focus', 'ladder', 'promotion', 'bandit',
-           'target', 'progress', 'alp_gmm', 'mutate', 'sample_contexts', 'shuffle_evidence', 'rank_correlation',
-           'reaction', 'distance', 'measure', 'compare']
+           'EngineerError', 'AnswerError', 'Draft', 'Proposal', 'Engineer', 'register_engineer', 'make_engineer',
+           'fixed_random', 'fixed_uniform', 'random_proposal', 'rates', 'known', 'spread', 'learnability',
+           'packaged_llm', 'LocalLM', 'score', 'load_llm', 'Form', 'amount', 'form_prefix', 'opinion', 'edit',
+           'ask_sizes', 'proposal_schema', 'whole_messages', 'write', 'vote', 'majority', 'bought', 'most_signal',
+           'choose', 'ask_local', 'llm', 'chat_lm', 'checkpoint', 'faults', 'openai', 'Learner', 'teach', 'focus',
+           'ladder', 'promotion', 'bandit', 'target', 'progress', 'alp_gmm', 'mutate', 'sample_contexts',
+           'shuffle_evidence', 'rank_correlation', 'reaction', 'distance', 'measure', 'compare']
 
 # %% ../nbs/12_engineer.ipynb #en-draft
 class EngineerError(LakeError):
@@ -92,8 +93,17 @@ class Engineer:
 # %% ../nbs/12_engineer.ipynb #en-make
 ENGINEERS: dict[str, Callable[..., Draft]] = {}
 
-def _register(name: str) -> Callable[[Callable[..., Draft]], Callable[..., Draft]]:
+def register_engineer(
+    name: str,  # what `make_engineer` and `run_arm` will know it by
+) -> Callable[[Callable[..., Draft]], Callable[..., Draft]]:
+    "A decorator that adds a function of a context, a random generator and options to `ENGINEERS`; the same function may be registered again."
+    if not re.fullmatch(r"[\w.-]+", name): raise EngineerError(f"an engineer's name is made of letters, digits, '.', '_' and '-', not {name!r}.")
     def add(decide: Callable[..., Draft]) -> Callable[..., Draft]:
+        parameters, known = list(inspect.signature(decide).parameters.values()), ENGINEERS.get(name, decide)
+        if len(parameters) < 2: raise EngineerError(f"engineer {name!r} must take a context and a random generator.")
+        if bare := [p.name for p in parameters[2:] if p.annotation is p.empty or p.default is p.empty]:
+            raise EngineerError(f"option {bare[0]} of engineer {name!r} needs a type and a default value.")
+        if (known.__module__, known.__qualname__) != (decide.__module__, decide.__qualname__): raise EngineerError(f"there is an engineer {name!r} already.")
         ENGINEERS[name] = decide
         return decide
     return add
@@ -117,19 +127,19 @@ def make_engineer(
     return Engineer(name, partial(ENGINEERS[kind], **given), seed)
 
 # %% ../nbs/12_engineer.ipynb #en-fixed
-@_register("fixed-random")
+@register_engineer("fixed-random")
 def fixed_random(context: Context, rng: np.random.Generator) -> Draft:
     "Keep the first configuration (the paper's baseline)."
     return Draft(context.history[0][0], "Keep the configuration of the first round.")
 
 # %% ../nbs/12_engineer.ipynb #en-fixed-uniform
-@_register("fixed-uniform")
+@register_engineer("fixed-uniform")
 def fixed_uniform(context: Context, rng: np.random.Generator) -> Draft:
     "The same share for every size, known in the field as domain randomisation."
     return Draft(LakeConfig.uniform(tuple(context.config.sizes)), "Treat all sizes alike.")
 
 # %% ../nbs/12_engineer.ipynb #en-random
-@_register("random-proposal")
+@register_engineer("random-proposal")
 def random_proposal(context: Context, rng: np.random.Generator) -> Draft:
     "A new random configuration each round."
     return Draft(LakeConfig.random(tuple(context.config.sizes), seed=int(rng.integers(2**31))), "Draw a new configuration at random.")
@@ -171,7 +181,7 @@ def spread(
 MAX_HOLES = 0.5  # the most that validation and benchmark hold; an edit does not go beyond
 
 # %% ../nbs/12_engineer.ipynb #en-learnability
-@_register("learnability")
+@register_engineer("learnability")
 def learnability(context: Context, rng: np.random.Generator) -> Draft:
     "Budget in proportion to p(1-p) (SFL, arXiv 2408.15099)."
     p = rates(context)
@@ -493,7 +503,7 @@ def ask_local(
     return _by_size(lm, context, FORMS[form], seed, gain, step)
 
 # %% ../nbs/12_engineer.ipynb #en-llm
-@_register("llm")
+@register_engineer("llm")
 def llm(context: Context, rng: np.random.Generator, form: str = "worked", variant: str = "V6", path: str | os.PathLike | None = None, temperature: float = 0.0,
         n: int = 1, select: str = "majority", gain: float = 4.0, step: float = 0.4, seed: int = 0) -> Draft:
     "The packaged SmolLM2-135M-Instruct, or the model in the folder `path`; options as of `ask_local`."
@@ -515,8 +525,8 @@ def chat_lm(
     return LocalLM(policy.model, policy.tokenizer)
 
 # %% ../nbs/12_engineer.ipynb #en-checkpoint
-@_register("base")
-@_register("checkpoint")
+@register_engineer("base")
+@register_engineer("checkpoint")
 def checkpoint(context: Context, rng: np.random.Generator, policy: Any = None, form: str = "whole", variant: str = "V6", temperature: float = 0.0,
                n: int = 1, select: str = "majority", gain: float = 4.0, step: float = 0.4, seed: int = 0) -> Draft:
     "The policy being trained, or its untrained start (paper, step 4 of the loop); options as of `ask_local`."
@@ -548,7 +558,7 @@ def _ask_endpoint(endpoint: Endpoint, context: Context, variant: str, sample: in
     return _draft(reply.content), replies, tokens
 
 # %% ../nbs/12_engineer.ipynb #en-openai-ask
-@_register("openai")
+@register_engineer("openai")
 def openai(context: Context, rng: np.random.Generator, model: str = "", variant: str = "V6", temperature: float | None = 1.0, n: int = 1, select: str = "majority",
            replies: str | os.PathLike | None = "cache/replies", replay: bool = False, extra: Mapping[str, Any] | None = None, seed: int = 0) -> Draft:
     "A model behind an address, asked `n` times for the whole configuration, with the seeds `seed`, `seed` + 1, ...; `replies` to `extra` as of `Endpoint`."
@@ -610,7 +620,7 @@ def focus(configs: Sequence[LakeConfig], learners: Sequence[Learner]) -> list[fl
     return [one(c, b) for c, b in zip(configs, learners)]
 
 # %% ../nbs/12_engineer.ipynb #en-ladder
-@_register("ladder")
+@register_engineer("ladder")
 def ladder(context: Context, rng: np.random.Generator, width: float = 1.0) -> Draft:
     "Sizes in order by round, blurred by `width` sizes: a schedule that looks at nothing (Bengio et al., 2009)."
     sizes = sorted(context.config.sizes)
@@ -619,7 +629,7 @@ def ladder(context: Context, rng: np.random.Generator, width: float = 1.0) -> Dr
     return Draft(config, f"The timetable is at size {sizes[round(rung)]}.")
 
 # %% ../nbs/12_engineer.ipynb #en-promotion
-@_register("promotion")
+@register_engineer("promotion")
 def promotion(context: Context, rng: np.random.Generator, threshold: float = 0.9, window: int = 2) -> Draft:
     "Equal shares for the `window` sizes up to the top; the top moves up once accuracy there is at least `threshold` (RLVE, arXiv 2511.07317)."
     sizes, top = sorted(context.config.sizes), 0
@@ -631,7 +641,7 @@ def promotion(context: Context, rng: np.random.Generator, threshold: float = 0.9
     return Draft(config, f"Promoted as far as size {sizes[top]}.")
 
 # %% ../nbs/12_engineer.ipynb #en-bandit
-@_register("bandit")
+@register_engineer("bandit")
 def bandit(context: Context, rng: np.random.Generator, rate: float = 0.7, temperature: float = 0.1) -> Draft:
     "A softmax over running means of |advantage| per size (SEC, arXiv 2505.14970; DUMP, arXiv 2504.09710)."
     value = dict.fromkeys(sorted(context.config.sizes), 0.0)
@@ -644,7 +654,7 @@ def bandit(context: Context, rng: np.random.Generator, rate: float = 0.7, temper
     return Draft(config, f"Size {best} has the largest advantages.")
 
 # %% ../nbs/12_engineer.ipynb #en-target
-@_register("target")
+@register_engineer("target")
 def target(context: Context, rng: np.random.Generator, goal: float = 0.5, speed: float = 1.5, sharpness: float = 1.5) -> Draft:
     "Train near a target size that moves until success there is `goal` (AdaRFT, arXiv 2504.05520)."
     sizes = sorted(context.config.sizes)
@@ -671,7 +681,7 @@ def progress(context: Context) -> dict[int, list[tuple[float, float, float]]]:
     return steps
 
 # %% ../nbs/12_engineer.ipynb #en-alp
-@_register("alp-gmm")
+@register_engineer("alp-gmm")
 def alp_gmm(context: Context, rng: np.random.Generator, explore: float = 0.2, window: int = 3) -> Draft:
     "Budget, holes and waits drawn where the valid rate changes most (ALP-GMM, arXiv 1910.07224)."
     steps = {s: points[-window:] for s, points in progress(context).items()}
@@ -697,7 +707,7 @@ def _tidy(sizes: Mapping[int, SizeConfig]) -> LakeConfig:
     return spread(Context(rounded, FailureBreakdown({})), shares)
 
 # %% ../nbs/12_engineer.ipynb #en-mutate
-@_register("mutate")
+@register_engineer("mutate")
 def mutate(context: Context, rng: np.random.Generator, children: int = 16, edits: int = 3) -> Draft:
     "The best of small random edits of the best configuration so far (ACCEL, arXiv 2203.01302)."
     sizes, signal = sorted(context.config.sizes), known({s: p * (1 - p) for s, p in rates(context).items()})
