@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 import inspect
 import json
 import math
@@ -19,6 +19,7 @@ import os
 import re
 import statistics
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 import numpy as np
 
 from .context import Context, modules
@@ -37,9 +38,9 @@ __all__ = ['Decide', 'ENGINEERS', 'MAX_HOLES', 'SMOL', 'EXAMPLES', 'LEVELS', 'FO
            'fixed_random', 'fixed_uniform', 'random_proposal', 'rates', 'known', 'spread', 'learnability',
            'packaged_llm', 'LocalLM', 'score', 'load_llm', 'Form', 'amount', 'form_prefix', 'opinion', 'edit',
            'ask_sizes', 'proposal_schema', 'whole_messages', 'write', 'vote', 'majority', 'bought', 'most_signal',
-           'choose', 'ask_local', 'llm', 'chat_lm', 'checkpoint', 'faults', 'openai', 'Learner', 'teach', 'focus',
-           'ladder', 'promotion', 'bandit', 'target', 'progress', 'alp_gmm', 'mutate', 'sample_contexts',
-           'shuffle_evidence', 'rank_correlation', 'reaction', 'distance', 'measure', 'compare']
+           'choose', 'check_asking', 'ask_local', 'llm', 'chat_lm', 'checkpoint', 'faults', 'openai', 'Learner',
+           'teach', 'focus', 'ladder', 'promotion', 'bandit', 'target', 'progress', 'alp_gmm', 'mutate',
+           'sample_contexts', 'shuffle_evidence', 'rank_correlation', 'reaction', 'distance', 'measure', 'compare']
 
 # %% ../nbs/12_engineer.ipynb #en-draft
 class EngineerError(LakeError):
@@ -115,7 +116,7 @@ def make_engineer(
     context: str = "V6",  # the variant that a language model reads
     **options: Any,  # of the engineer's own, see its function
 ) -> Engineer:
-    "The engineer called `name`; raises `EngineerError` for an unknown name, variant or option."
+    "The engineer called `name`; raises `EngineerError` for an unknown name, variant or option, and for a value that the option cannot have."
     kind, _, model = str(name).partition(":")
     if kind not in ENGINEERS or bool(model) != (kind == "openai"):
         raise EngineerError(f"there is no engineer {name!r}; there are {', '.join(ENGINEERS)} (openai needs a model's name: openai:MODEL).")
@@ -124,7 +125,20 @@ def make_engineer(
     given = options | {k: v for k, v in (("variant", context), ("seed", seed), ("model", model)) if k in known}
     if bad := [k for k in given if k not in known]:
         raise EngineerError(f"engineer {name!r} has no option {bad[0]!r}; it has {', '.join(k for k in known if k not in ('variant', 'seed')) or 'none'}.")
+    _check_values(name, ENGINEERS[kind], given)
     return Engineer(name, partial(ENGINEERS[kind], **given), seed)
+
+# %% ../nbs/12_engineer.ipynb #en-check-values
+def _check_values(name: str, decide: Callable[..., Draft], given: Mapping[str, Any]) -> None:
+    "Raise `EngineerError` for a value of another kind than the option's, a number below 0 or not finite, and what `check_asking` refuses."
+    strict = ConfigDict(strict=True, allow_inf_nan=False)
+    kinds = get_type_hints(decide)
+    for option, value in given.items():
+        try: TypeAdapter(kinds[option], config=strict).validate_python(value)
+        except ValidationError as e: raise EngineerError(f"option {option} of engineer {name!r} cannot be {value!r}: {e.errors()[0]['msg'].lower()}.") from None
+        if isinstance(value, (int, float)) and value < 0: raise EngineerError(f"option {option} of engineer {name!r} must be at least 0, not {value}.")
+    usual: dict[str, Any] = {k: p.default for k, p in inspect.signature(decide).parameters.items()}
+    if "select" in usual: check_asking(**{k: v for k, v in {**usual, **given}.items() if k in ("form", "temperature", "n", "select")})
 
 # %% ../nbs/12_engineer.ipynb #en-fixed
 @register_engineer("fixed-random")
@@ -467,7 +481,6 @@ SELECT: dict[str, Callable[[Sequence[Draft], Context], Draft]] = {"majority": ma
 
 def choose(drafts: Sequence[Draft], select: str, context: Context, tokens: int) -> Draft:
     "One draft made of several; its reply holds all of theirs."
-    if select not in SELECT: raise EngineerError(f"there is no selection {select!r}; use one of {', '.join(SELECT)}.")
     if len(drafts) == 1: return replace(drafts[0], tokens=tokens)
     return replace(SELECT[select](drafts, context), reply=json.dumps([d.reply for d in drafts], indent=1), tokens=tokens)
 
@@ -483,6 +496,13 @@ def _whole(lm: LocalLM, context: Context, variant: str, temperature: float, n: i
     return choose([_draft(r) for r in replies], select, context, tokens)
 
 # %% ../nbs/12_engineer.ipynb #en-local
+def check_asking(form: str = "whole", temperature: float | None = 0.0, n: int = 1, select: str = "majority") -> None:
+    "Raise `EngineerError` for options of `ask_local` or `openai` that do not exist or do not go together."
+    if form not in FORMS and form != "whole": raise EngineerError(f"there is no form {form!r}; use whole or one of {', '.join(FORMS)}.")
+    if select not in SELECT: raise EngineerError(f"there is no selection {select!r}; use one of {', '.join(SELECT)}.")
+    if n < 1 or n > 1 and (form != "whole" or temperature == 0):
+        raise EngineerError(f"n must be 1, or more with the whole form and a temperature above 0, not {n} with form {form!r} and temperature {temperature}.")
+
 def ask_local(
     lm: LocalLM,
     context: Context,
@@ -496,9 +516,7 @@ def ask_local(
     seed: int = 0,
 ) -> Draft:
     "Ask a local model for a proposal; raises `EngineerError` for options that do not go together."
-    if form not in FORMS and form != "whole": raise EngineerError(f"there is no form {form!r}; use whole or one of {', '.join(FORMS)}.")
-    if n < 1 or n > 1 and (form != "whole" or not temperature):
-        raise EngineerError(f"n must be 1, or more with the whole form and a temperature above 0, not {n} with form {form!r} and temperature {temperature}.")
+    check_asking(form, temperature, n, select)
     if form == "whole": return _whole(lm, context, variant, temperature, n, select, seed)
     return _by_size(lm, context, FORMS[form], seed, gain, step)
 
@@ -625,7 +643,7 @@ def ladder(context: Context, rng: np.random.Generator, width: float = 1.0) -> Dr
     "Sizes in order by round, blurred by `width` sizes: a schedule that looks at nothing (Bengio et al., 2009)."
     sizes = sorted(context.config.sizes)
     rung = context.round / max(context.rounds - 1, 1) * (len(sizes) - 1)
-    config = spread(context, {s: math.exp(-((i - rung) / width) ** 2 / 2) for i, s in enumerate(sizes)})
+    config = spread(context, {s: math.exp(-((i - rung) / max(width, 1e-6)) ** 2 / 2) for i, s in enumerate(sizes)})
     return Draft(config, f"The timetable is at size {sizes[round(rung)]}.")
 
 # %% ../nbs/12_engineer.ipynb #en-promotion
@@ -650,7 +668,7 @@ def bandit(context: Context, rng: np.random.Generator, rate: float = 0.7, temper
         if i == len(context.kept) - 1: seen |= {s: a for s, a in context.advantages.items() if s in seen and math.isfinite(a)}
         value = {s: v if math.isnan(seen[s]) else v + rate * (seen[s] - v) for s, v in value.items()}
     best = max(value, key=lambda s: value[s])
-    config = spread(context, {s: math.exp((v - value[best]) / temperature) for s, v in value.items()})
+    config = spread(context, {s: math.exp((v - value[best]) / max(temperature, 1e-6)) for s, v in value.items()})
     return Draft(config, f"Size {best} has the largest advantages.")
 
 # %% ../nbs/12_engineer.ipynb #en-target

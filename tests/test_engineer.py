@@ -1,4 +1,5 @@
 "Engineers beyond their chapter: hostile contexts, seeds, the endpoint, constrained writing."
+import inspect
 import json
 import math
 import os
@@ -57,6 +58,15 @@ def test_every_context_gets_a_valid_configuration(name: str, case: str) -> None:
     assert tuple(p.config.sizes) == tuple(c.config.sizes) and p.rationale
     assert LakeConfig.from_json(p.config.to_json()) == p.config
     assert p.to_dict() == make_engineer(name, seed=3).propose(c).to_dict()
+
+
+@pytest.mark.parametrize("name", CURRICULA)
+def test_an_option_of_zero_is_no_trap(name: str) -> None:
+    options = {k: type(p.default)(0) for k, p in inspect.signature(ENGINEERS[name]).parameters.items() if type(p.default) in (int, float)}
+    p = make_engineer(name, seed=3, **options).propose(HOSTILE["one size, round 2"])
+    assert tuple(p.config.sizes) == (5,)
+    p = make_engineer(name, seed=3, **options).propose(two_rounds(context({3: 90, 5: 40, 8: 1})))
+    assert tuple(p.config.sizes) == SIZES and abs(sum(c.data_ratio for c in p.config.sizes.values()) - 1) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["all zero", "nan", "all nan", "missing sizes", "one size", "long", "more than all, round 2"])
