@@ -16,11 +16,12 @@ import re
 import subprocess
 import sys
 
-from .lake import write_text
+from .lake import locked, write_text
 from .settings import repo_root
 
 # %% auto #0
-__all__ = ['PACKAGES', 'BatchError', 'provenance', 'notebook_parameters', 'checked', 'run_notebook', 'rows', 'run_name', 'main']
+__all__ = ['PACKAGES', 'BatchError', 'provenance', 'version_of', 'notebook_parameters', 'checked', 'run_notebook', 'rows',
+           'run_name', 'main']
 
 # %% ../nbs/14_batch.ipynb #ba-provenance
 class BatchError(ValueError):
@@ -30,10 +31,11 @@ PACKAGES = ("lake_engineer", "torch", "transformers", "trl", "numpy", "numba")
 
 def provenance() -> dict[str, Any]:
     "Commit (None outside git; `+` if files differ from it), versions and the time, in UTC."
-    return dict(commit=_commit(), python=sys.version.split()[0], versions={p: _version(p) for p in PACKAGES},
+    return dict(commit=_commit(), python=sys.version.split()[0], versions={p: version_of(p) for p in PACKAGES},
                 time=datetime.now(UTC).isoformat(timespec="seconds"))
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    "The installed version, None if there is none."
     try: return version(package)
     except PackageNotFoundError: return None
 
@@ -86,19 +88,25 @@ def run_notebook(
     quiet: bool = False,  # do not pass on what the notebook prints, such as progress bars
 ) -> Path:
     "Run a notebook with papermill, strictly; raises `BatchError` with the notebook's own last error."
-    import papermill
     notebook, out = Path(notebook), Path(out)
     values = checked(notebook, values or {})
-    out.parent.mkdir(parents=True, exist_ok=True)
-    tmp, failed = (out.with_name(f"{out.stem}.{word}.ipynb") for word in ("running", "failed"))
+    tmp = out.with_name(f"{out.stem}.running.ipynb")
+    with locked(out):
+        _execute(notebook, tmp, out.with_name(f"{out.stem}.failed.ipynb"), values, quiet)
+        _finish(tmp, out)
+    return out
+
+def _execute(notebook: Path, tmp: Path, failed: Path, values: dict[str, Any], quiet: bool) -> None:
+    import papermill
+    from nbclient.exceptions import DeadKernelError
     stream = {} if quiet else dict(stdout_file=sys.stdout, stderr_file=sys.stderr)
     kernel = dict(kernel_name="python3", language="python", extra_arguments=["--IPKernelApp.log_level=ERROR"])
     try: papermill.execute_notebook(str(notebook), str(tmp), values, progress_bar=False, **kernel, **stream)
     except papermill.PapermillExecutionError as e:
         os.replace(tmp, failed)
         raise BatchError(f"{notebook.name} failed: {e.ename}: {e.evalue} (see {failed}).") from None
-    _finish(tmp, out)
-    return out
+    except DeadKernelError:
+        raise BatchError(f"{notebook.name} failed: its process was killed, perhaps for lack of memory; start it again, what was finished is kept.") from None
 
 # %% ../nbs/14_batch.ipynb #ba-run-2
 def _finish(tmp: Path, out: Path) -> None:
@@ -137,10 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for values in table:
             done = run_notebook(args.notebook, (args.out or repo_root() / "results/notebooks") / run_name(args.notebook, values), values, args.quiet)
             print(f"done: {done}", flush=True)
-    except ValueError as e:  # BatchError, SettingsError: a sentence for the user
-        print(f"error: {e}", file=sys.stderr)
+    except (ValueError, OSError) as e:  # BatchError, SettingsError, a full disk: a sentence for the user
+        print(f"error: {e if isinstance(e, ValueError) else _disk(e)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _disk(e: OSError) -> str: return f"{e.filename or 'a file'} cannot be read or written: {e.strerror or e}; mend that and start again, what was finished is kept."
 
 # %% ../nbs/14_batch.ipynb #ba-entry
 if __name__ == "__main__" and "__file__" in globals(): sys.exit(main())

@@ -16,6 +16,7 @@ import json
 import math
 import re
 import time
+import warnings
 import zlib
 
 from tqdm import tqdm
@@ -33,8 +34,9 @@ if TYPE_CHECKING: import pandas as pd
 __all__ = ['COLUMNS', 'OPTIONAL', 'REQUIRED', 'PLANNERS', 'record', 'answer_notes', 'need', 'to_frame', 'to_rows',
            'write_records', 'read_records', 'evaluate', 'board_of', 'random_walk', 'alone', 'prioritised', 'exact',
            'PlannerPolicy', 'find_policy', 'wilson', 'rates', 'pass_at_k', 'mean_interval', 'sampled_rates',
-           'paired_difference', 'seed_difference', 'compare', 'difficulty', 'simulate', 'power', 'SizeBreakdown',
-           'FailureBreakdown', 'failure_breakdown', 'board_features', 'diagnose', 'cause_table', 'feature_table']
+           'paired_difference', 'seed_difference', 'compare', 'difficulty', 'luck', 'simulate', 'power',
+           'SizeBreakdown', 'FailureBreakdown', 'failure_breakdown', 'board_features', 'diagnose', 'cause_table',
+           'feature_table']
 
 # %% ../nbs/10_evaluation.ipynb #ev-record
 def record(
@@ -185,7 +187,7 @@ def _read_part(out: Path | None, asked: dict[str, Any]) -> dict[int, list[dict[s
     return {int(i): rows for batch in batches for i, rows in batch.items()}
 
 def _append(out: Path, batch: dict[int, list[dict[str, Any]]]) -> None:
-    with _part(out).open("a") as f: f.write(json.dumps(batch) + "\n")
+    with _part(out).open("ab") as f: f.write(f"{json.dumps(batch)}\n".encode())  # one write, so that two processes do not mix their lines
 
 # %% ../nbs/10_evaluation.ipynb #ev-same
 def _same(records: pd.DataFrame, ids: Sequence[str], columns: Mapping[str, Any], path: Path) -> pd.DataFrame:
@@ -244,7 +246,7 @@ def evaluate(
         done |= (new := {i: _judged(instances[i], a, style, objective, {**columns, **took}) for i, a in zip(batch, answers)})
         if out: _append(out, new)
     rows = [row for i in range(len(instances)) for row in done[i]]
-    if out: write_records(rows, out); _part(out).unlink()
+    if out: write_records(rows, out); _part(out).unlink(missing_ok=True)
     return to_frame(rows)
 
 # %% ../nbs/10_evaluation.ipynb #ev-read-board
@@ -408,7 +410,8 @@ def seed_difference(
     "Mean of `a - b` and its 95 % interval by Student's t over the seeds (scipy)."
     from scipy.stats import ttest_1samp
     d = (np.asarray(a, float) - np.asarray(b, float)).mean(-1)
-    ci = ttest_1samp(d, 0).confidence_interval()
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # equal differences: an interval of no width
+        ci = ttest_1samp(d, 0).confidence_interval()
     return float(d.mean()), float(ci.low), float(ci.high)
 
 # %% ../nbs/10_evaluation.ipynb #ev-compare
@@ -438,6 +441,18 @@ def difficulty(
     scale = mean * (1 - mean) / (square - mean ** 2) - 1
     return mean * scale, (1 - mean) * scale
 
+# %% ../nbs/10_evaluation.ipynb #ev-luck
+def luck(
+    rates: Any,  # a row per arm, a column per seed; at least two of each
+) -> dict[str, float]:
+    "Standard deviation of an arm's rate from seed to seed: `alone`, `paired` (without what a seed does to all arms), and the `most` that the latter may be (95 %, one-sided)."
+    from scipy.stats import chi2
+    x = np.asarray(rates, float)
+    if x.ndim != 2 or min(x.shape) < 2 or np.isnan(x).any(): raise LakeError(f"luck needs two arms and two seeds or more, all of them finished, not a table of shape {x.shape}.")
+    rest, free = x - x.mean(1, keepdims=True) - x.mean(0) + x.mean(), (x.shape[0] - 1) * (x.shape[1] - 1)
+    paired = float(((rest ** 2).sum() / free) ** 0.5)
+    return dict(alone=float(x.var(1, ddof=1).mean() ** 0.5), paired=paired, most=paired * float(free / chi2.ppf(0.05, free)) ** 0.5)
+
 # %% ../nbs/10_evaluation.ipynb #ev-simulate
 def simulate(
     rng: np.random.Generator,
@@ -458,8 +473,8 @@ def power(
     boards: int,
     seeds: int,  # per arm
     mix: tuple[float, float],
-    effect: float = 0.05,
-    noise: float = 0.02,
+    effect: float,
+    noise: float,  # luck of training
     interval: Callable[..., tuple[float, float, float]] = seed_difference,
     studies: int = 400,
     seed: int = 0,

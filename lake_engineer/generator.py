@@ -28,7 +28,7 @@ import zlib
 from numba import njit
 import numpy as np
 
-from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, _objective, distances, from_dict, to_dict, write_text
+from .lake import DEFAULT_OBJECTIVE, MAX_AGENTS, Instance, Lake, LakeError, Objective, _objective, distances, from_dict, to_dict, locked, write_text
 from .settings import SettingsError, at_root
 from .solver import BUDGET, MAX_SIZE, UNSOLVABLE, _as_facts, _facts_of, _flood, _graph, _pool
 
@@ -836,11 +836,14 @@ def _write_part(path: Path, instances: list[Instance]) -> None:
 
 # %% ../nbs/03_generator.ipynb #gen-read-part
 def _read_part(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == ".jsonl":
-        with path.open() as f: yield from map(json.loads, f)
-    else:
-        import pyarrow.parquet as pq
-        yield from pq.read_table(path).to_pylist()
+    try:
+        if path.suffix == ".jsonl":
+            with path.open() as f: yield from map(json.loads, f)
+        else:
+            import pyarrow.parquet as pq
+            yield from pq.read_table(path).to_pylist()
+    except (OSError, ValueError) as e:  # pyarrow's errors are of these kinds too
+        raise ConfigError(f"{path.name} in {path.parent} is missing or damaged ({' '.join(str(e).split())[:120]}); delete the folder and give the same order again.") from None
 
 # %% ../nbs/03_generator.ipynb #gen-read-files
 def read_files(
@@ -885,10 +888,10 @@ def generate_files(
     for name, v in (("part", part), ("workers", workers)): _whole(name, v, 1)
     order, folder = _Order(config, n, **kwargs), Path(folder)
     lanes = order.lanes()
-    state = _state(folder, order, part)
-    with _pool(workers) as executor:
-        sources = [_Source(lane, r, executor, 1 + workers // len(lanes)) for lane, r in lanes]
-        if state and sources: _restore(state, folder, sources, format)
+    with locked(folder), _pool(workers) as executor:
+        state, sources = _state(folder, order, part), [_Source(lane, r, executor, 1 + workers // len(lanes)) for lane, r in lanes]
+        if not state: _save(folder, order, part, 0, sources)
+        elif sources: _restore(state, folder, sources, format)
         _write_parts(folder, order, part, state.get("parts", 0), lanes, sources, format, progress)
     report = GenerationReport([r for _, r in lanes])
     report.warn()
@@ -901,7 +904,8 @@ def _state(folder: Path, order: _Order, part: int) -> dict[str, Any]:
     if not path.exists():
         if any(folder.glob("part-*")): raise ConfigError(f"{folder.name} holds parts but no state.json; choose an empty folder.")
         return {}
-    state = json.loads(path.read_text())
+    try: state = json.loads(path.read_text())
+    except ValueError: raise ConfigError(f"{path} is damaged; delete the folder and give the same order again.") from None
     if (state["order"], state["part"]) != (json.loads(json.dumps(order.to_dict())), part):
         raise ConfigError(f"{folder.name} holds the instances of another order; choose another folder or the order in its state.json.")
     return state

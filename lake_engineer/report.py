@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 import json
@@ -357,7 +358,7 @@ def browser(
 ) -> Any:
     "Failures by size, then by cause, folded: click a size and a cause, and see its boards."
     from IPython.display import HTML
-    def fold(title: str, body: str) -> str: return f"<details style='margin-left:1em'><summary>{title}</summary>{body}</details>"
+    def fold(title: str, body: str) -> str: return f"<details style='margin-left:1em'><summary>{escape(title)}</summary>{body}</details>"
     parts = []
     for size, some in records[records.cause != ""].groupby("size"):
         causes = [fold(f"{cause.replace('_', ' ')} ({k})", browse(some, instances, int(size), cause, n).data) for cause, k in some.cause.value_counts().items()]

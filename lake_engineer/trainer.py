@@ -5,16 +5,20 @@
 # %% ../nbs/09_trainer.ipynb #tr-imports
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from errno import EACCES, EDQUOT, EFBIG, EIO, ENOSPC, EROFS
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 import hashlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -31,7 +35,7 @@ __all__ = ['TrainerError', 'turned', 'examples', 'tokenized', 'warm_start', 'bas
 # %% ../nbs/09_trainer.ipynb #tr-imports-2
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset, disable_progress_bars
-from filelock import FileLock
+from safetensors import SafetensorError, safe_open
 from torch.nn.functional import pad
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, set_seed
@@ -40,7 +44,7 @@ import numpy as np
 import torch
 
 from .generator import LakeConfig, generate
-from .lake import Cell, Instance, Lake, Plan, write_text
+from .lake import Cell, Instance, Lake, Plan, locked, write_text
 from .policy import LocalPolicy, add_adapter, load_policy, sample, save_policy
 from .prompts import format_answer, prompt
 from .rewards import RewardFunction, RewardSettings, from_column, to_column, to_rows
@@ -163,8 +167,7 @@ def base_policy(profile: Profile) -> LocalPolicy:
     parts = profile.model_dump(mode="json", include={"base", "sizes", "num_agents", "objective", "style", "dtype", "lora", "warm_start"})
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
     out = at_root("cache/warm") / f"{Path(profile.base).name}-{digest}"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(out.with_name(f".{out.name}.lock")):
+    with locked(out):
         if not out.exists(): _make_base(profile, out)
     return load_policy(out, **_manner(profile))
 
@@ -312,7 +315,7 @@ def grpo_config(
         warmup_steps=t.warmup_steps, temperature=t.temperature, top_k=0, epsilon=t.epsilon, epsilon_high=t.epsilon_high, beta=t.beta,
         loss_type=t.loss_type, scale_rewards=t.scale_rewards, num_iterations=t.num_iterations, max_grad_norm=t.max_grad_norm,
         mask_truncated_completions=t.mask_truncated, disable_dropout=True, chat_template_kwargs=dict(enable_thinking=profile.thinking),
-        save_strategy="steps", save_steps=t.save_steps * t.num_iterations, save_total_limit=1, logging_steps=1, seed=seed, report_to=t.report_to,
+        save_strategy="steps", save_steps=t.save_steps * t.num_iterations, logging_steps=1, seed=seed, report_to=t.report_to,
         run_name=f"{profile.name}-{Path(out).parent.name}", disable_tqdm=True, remove_unused_columns=False, **_generation(profile, longest),
         **_device(t.gradient_checkpointing))
 
@@ -368,7 +371,7 @@ def log_row(step: int, logs: dict[str, Any]) -> dict[str, Any]:
 
 # %% ../nbs/09_trainer.ipynb #tr-recorder
 class _Recorder(TrainerCallback):
-    "Writes the log, keeps the reward's state beside the checkpoints, and moves the progress bar."
+    "Writes the log, completes each save with the reward's state and only then removes the one before, and moves the progress bar."
     def __init__(self, path: Path, reward: RewardFunction, bar: tqdm):
         self.path, self.reward, self.bar = path, reward, bar
 
@@ -387,19 +390,52 @@ class _Recorder(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs): self.bar.update()
 
     def on_save(self, args, state, control, **kwargs):
-        if state.is_world_process_zero: write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / "reward_state.json", json.dumps(self.reward.state_dict()))
+        if not state.is_world_process_zero: return
+        saves = Path(args.output_dir)
+        write_text(saves / f"checkpoint-{state.global_step}" / "reward_state.json", json.dumps(self.reward.state_dict()))  # the last file of a save
+        for p in saves.glob("checkpoint-*"):
+            if _step(p) < state.global_step: shutil.rmtree(p, ignore_errors=True)
 
 # %% ../nbs/09_trainer.ipynb #tr-jsonl
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    "The complete lines of a JSON Lines file, [] if there is none; a last line cut off by a kill is left out."
+    "The complete lines of a JSON Lines file, [] if there is none; a last line cut off by a kill is left out, another damaged one a `TrainerError`."
     if not Path(path).exists(): return []
-    return [json.loads(line) for line in Path(path).read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = [line for line in Path(path).read_text(errors="replace").splitlines(keepends=True) if line.endswith("\n")]
+    return [_row(path, number, line) for number, line in enumerate(lines, 1)]
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try: return dict(json.loads(line))
+    except (ValueError, TypeError):
+        raise TrainerError(f"line {number} of {path} is damaged; delete it, and the folder {Path(path).stem}.part beside it if there is one, and start again.") from None
 
 # %% ../nbs/09_trainer.ipynb #tr-resume
+def _step(save: Path) -> int: return int(save.name.split("-")[1])
+
 def _last_checkpoint(scratch: Path) -> Path | None:
-    "The newest complete checkpoint: one whose reward state, written last, is there."
-    found = [p for p in scratch.glob("checkpoint-*") if (p / "reward_state.json").exists()]
-    return max(found, key=lambda p: int(p.name.split("-")[1]), default=None)
+    "The newest complete save: one whose reward state, written last, is there; raises `TrainerError` if it is damaged."
+    last = max((p for p in scratch.glob("checkpoint-*") if (p / "reward_state.json").exists()), key=_step, default=None)
+    if last and (bad := next((p.name for p in sorted(last.rglob("*")) if not _readable(p)), "")):
+        raise TrainerError(f"{bad} in {last} is damaged; delete {scratch} and start again: the round is trained from its beginning, with the same result.")
+    return last
+
+def _readable(path: Path) -> bool:
+    "Whether a file of a save is whole, as far as its format tells; no pickle is opened."
+    try:
+        if path.suffix == ".json": json.loads(path.read_text())
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt"): pass
+    except (ValueError, SafetensorError): return False
+    return path.suffix not in (".pt", ".pth") or is_zipfile(path)
+
+# %% ../nbs/09_trainer.ipynb #tr-disk
+@contextmanager
+def _disk(out: Path) -> Iterator[None]:
+    "Turn what libraries raise when they cannot write into a `TrainerError`."
+    try: yield
+    except (OSError, RuntimeError, SafetensorError) as e:
+        why = " ".join(str(e).split())
+        if not (isinstance(e, OSError) and e.errno in (ENOSPC, EDQUOT, EFBIG, EROFS, EIO, EACCES) or re.search(r"os error \d+|file write failed|PytorchStreamWriter|inline_container", why)): raise
+        raise TrainerError(f"{out} cannot be written ({why[:160]}); make room there and start again: training goes on from its last save.") from None
 
 # %% ../nbs/09_trainer.ipynb #tr-here
 def train_here(
@@ -419,7 +455,7 @@ def train_here(
     last = _last_checkpoint(scratch)
     if last: reward.load_state_dict(json.loads((last / "reward_state.json").read_text()))
     _seed(seed)
-    with tqdm(total=config.max_steps, desc=label, unit="step", disable=config.process_index > 0) as bar:
+    with _disk(out), tqdm(total=config.max_steps, desc=label, unit="step", disable=config.process_index > 0) as bar:
         trainer = (trainer_class or trainer_for(profile))(
             policy.model, reward_funcs=reward, args=config, processing_class=policy.tokenizer, train_dataset=Dataset.from_list(rows),  # type: ignore[arg-type]
             callbacks=[_Recorder(out.with_name(out.name + ".jsonl"), reward, bar)])
