@@ -39,6 +39,16 @@ def test_the_strict_runner_gives_the_same_bytes_and_redoes_nothing(tmp_path):
         assert len({(runs / arm / "seed0/round0" / name).read_bytes() for arm in ("fixed-random", "learnability")}) == 1
 
 
+def test_guard_and_options_reach_the_arm(tmp_path):
+    values = dict(profile="smoke", engineer="promotion", guard="True", options='{"window": 1}', out=tmp_path / "runs")
+    done = batch(RUN_ARM, *(x for k, v in values.items() for x in ("-p", k, v)), "--out", tmp_path / "nb", "--quiet")
+    assert done.returncode == 0, done.stderr[-2000:]
+    run = tmp_path / "runs/smoke/promotion-window=1-guard/seed0"
+    info = json.loads((run / "run.json").read_text())
+    assert (info["guard"], info["options"], info["engineer"]) == (True, dict(window=1), "promotion")
+    assert ["undone" in json.loads((run / f"round{i}/guard.json").read_text()) for i in (1, 2)] == [True, True]
+
+
 def config(**changes):
     return json.dumps({str(s): dict(data_ratio=0.5, hole_ratio=0.2, wait_ratio=0.5) | changes for s in (3, 4)})
 
@@ -53,6 +63,9 @@ def config(**changes):
     (dict(config=config(wait_ratio="much")), "wait_ratio"),
     (dict(config=config().replace('"3"', '"2"')), "size"),
     (dict(config="nowhere.json"), "no file 'nowhere.json'"),
+    (dict(guard="maybe"), "parameter guard must be a bool"),
+    (dict(options="n=3"), "options must be a JSON object"),
+    (dict(engineer="llm", options='{"gain": "much"}'), "option gain of engineer 'llm' cannot be 'much'"),
 ])
 def test_wrong_input_is_one_sentence_and_leaves_no_run(tmp_path, parameters, words):
     flags = [x for k, v in (dict(profile="smoke") | parameters).items() for x in ("-p", k, v)]

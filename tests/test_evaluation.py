@@ -254,8 +254,8 @@ def test_intervals_keep_their_promise_in_a_simulation():
     quiet = power(500, 1, mix, 0.0, noise=1e-9, interval=lambda a, b: paired_difference(a[0], b[0], resamples=300), studies=150)
     assert 0.88 <= quiet["covered"] <= 1.0 and quiet["detected"] <= 0.12  # one seed is enough where training has no luck
     assert power(500, 1, mix, 0.0, noise=0.02, interval=lambda a, b: paired_difference(a[0], b[0], resamples=300), studies=150)["covered"] < 0.8
-    assert power(500, 5, mix, 0.0, studies=600)["detected"] == pytest.approx(0.05, abs=0.03)
-    assert power(1020, 5, mix, 0.05)["detected"] > 0.7 > power(1020, 3, mix, 0.05)["detected"]
+    assert power(500, 5, mix, 0.0, 0.02, studies=600)["detected"] == pytest.approx(0.05, abs=0.03)
+    assert power(1020, 5, mix, 0.05, 0.02)["detected"] > 0.7 > power(1020, 3, mix, 0.05, 0.02)["detected"]
 
 
 def test_arms_that_cannot_be_paired_are_refused(boards):

@@ -13,6 +13,7 @@ import torch
 from lake_engineer import engineer, loop, trainer
 from lake_engineer.context import VARIANTS, Context
 from lake_engineer.engineer import ENGINEERS, Draft
+from lake_engineer.evaluation import read_records
 from lake_engineer.generator import LakeConfig
 from lake_engineer.loop import Run, RunError, cases, context_for, evidence, guarded, paired_change, round_seed, run_arm, write_evidence
 from lake_engineer.policy import LocalPolicy, load_policy, save_policy
@@ -34,7 +35,7 @@ def sabotage() -> Iterator[None]:
         if out.exists() or seed != round_seed(SEED, 1): return honest(policy, instances, profile, out, seed, **kw)
         torch.manual_seed(0)
         for p in policy.model.parameters(): p.data += torch.randn_like(p)
-        out.with_name("checkpoint.jsonl").write_text(json.dumps(dict(step=1)) + "\n")
+        out.with_name("checkpoint.jsonl").write_text(json.dumps(dict(step=1, seconds_step=0.5)) + "\n")
         save_policy(policy, out)
         return policy
     with pytest.MonkeyPatch.context() as m:
@@ -67,19 +68,47 @@ def test_a_round_that_falls_is_undone(whole: Run) -> None:
     assert "The guard undid it." in evidence(run, 1) and "undid" not in evidence(run, 2)
 
 
+def test_rounds_undone_one_after_the_other_go_back_to_the_last_that_stayed(whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.path.parents[1], tmp_path / "smoke", symlinks=True)
+    run, last = Run(tmp_path / "smoke" / whole.path.parent.name / whole.path.name), whole.round_dir(1) / "rejected.jsonl"
+    for path in (run.round_dir(2) / "done", run.round_dir(2) / "guard.json"): path.unlink()  # round 2 was trained and validated, and fell as far as round 1
+    shutil.copy(last, run.round_dir(2) / "validation.jsonl")
+    loop.guard_round(run, 2, load_profile("smoke"))
+    (run.round_dir(2) / "done").write_text("{}")
+    assert list(guarded(run).undone) == [True, True] and run.starts_from(2) == run.starts_from(3) == 0
+    assert run.validation(2).equals(run.validation(0)) and run.trained(2).equals(read_records(last))
+    assert (run.round_dir(2) / "checkpoint").resolve() == (tmp_path / "smoke" / "round0" / whole.path.name / "round0" / "checkpoint").resolve()
+
+
+def test_what_an_undoing_costs_does_not_depend_on_kills(whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "run", symlinks=True)
+    run = Run(tmp_path / "run")
+    (run.round_dir(1) / "training.jsonl").write_text("".join(json.dumps(dict(step=i, seconds_step=1.5)) + "\n" for i in (1, 2)))
+    (run.round_dir(1) / "done").write_text(json.dumps(dict(seconds=0.1)))  # of the process that came last
+    assert list(guarded(run).seconds_lost) == [3.0, 0.0]
+
+
 def test_without_a_guard_it_stays(sabotage: None, tmp_path: Path) -> None:
     run = run_arm("smoke", "learnability", seed=SEED, out=tmp_path)
     assert run.breakdown(1).valid_rate < run.breakdown(0).valid_rate and not run.is_undone(1) and len(guarded(run)) == 0
 
 
-@pytest.mark.parametrize("step", ["verdict", "rename", "copy", "link", "done"])
+@pytest.mark.parametrize("step", ["validate", "verdict", "rename", "copy", "remove", "link", "done"])
 def test_a_kill_while_undoing_changes_nothing(step: str, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, link = loop.write_text, Path.symlink_to
     def die(*args, **kw): raise KeyboardInterrupt
+    def remove(path, *args, **kw):  # half of the checkpoint is gone
+        if Path(path).parts[-2:] != ("round1", "checkpoint"): return rmtree(path, *args, **kw)
+        (path / "model.safetensors").unlink()
+        die()
+    def validate(policy, profile, out, label): return die() if out.parent.name == "round1" else judged(policy, profile, out, label)
+    judged, rmtree = loop.validate, shutil.rmtree
     def copy(path, text): return die() if (path.parent / "rejected.jsonl").exists() else write(path, text)
     def done(path, text): return die() if path.parts[-2:] == ("round1", "done") else write(path, text)
     with monkeypatch.context() as m:
         if step in ("verdict", "rename"): m.setattr(loop, dict(verdict="judge_round", rename="undo_round")[step], die)
+        elif step == "remove": m.setattr(loop.shutil, "rmtree", remove)
+        elif step == "validate": m.setattr(loop, "validate", validate)
         elif step == "link": m.setattr(Path, "symlink_to", lambda self, to: die() if self.parent.name == "round1" else link(self, to))
         else: m.setattr(loop, "write_text", copy if step == "copy" else done)
         with pytest.raises(KeyboardInterrupt): arm(tmp_path / "cut")
