@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
-import ast
 import dataclasses
 import inspect
 import re
@@ -13,13 +12,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxRole
 
-from stage import ROOT, modules
-
-
-def exported(module: str) -> list[str]:
-    "`__all__` of a module, which is read and not imported."
-    body = ast.parse((ROOT / "lake_engineer" / f"{module}.py").read_text()).body
-    return next(ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")
+from stage import constants, exported, modules
 
 
 @cache
@@ -79,7 +72,9 @@ def comments(obj: Any) -> dict[str, str]:
 
 def describe(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     "Add the comments beside parameters to a docstring."
-    if what == "data" and not isinstance(obj, type): return lines.clear()  # the docstring of its type says nothing of a constant
+    if what == "data":  # the docstring of its type says nothing of a constant; the comment beside it does
+        lines[:] = [escaped(constants(name.split(".")[1]).get(name.rpartition(".")[2], ("", ""))[1])]
+        return
     lines[:] = [escaped(line) for line in lines]
     if what not in ("function", "method", "class"): return
     said = comments(obj.__init__ if what == "class" and not dataclasses.is_dataclass(obj) and "__init__" in vars(obj) else obj)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+import ast
 import copy
 import hashlib
 import json
@@ -112,9 +113,30 @@ def page(path: Path, wanted: set[Path]) -> str:
     return relink(re.sub(r"\A---\n.*?\n---\n", "", path.read_text(), flags=re.S), path, wanted)
 
 
+def exported(module: str) -> list[str]:
+    "`__all__` of a module, which is read and not imported."
+    body = ast.parse((ROOT / "lake_engineer" / f"{module}.py").read_text()).body
+    return next(ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")
+
+
+def constants(module: str) -> dict[str, tuple[str, str]]:
+    "The public constants of a module, with their value where it is short, and the comment beside them."
+    lines = (ROOT / "lake_engineer" / f"{module}.py").read_text().splitlines()
+    found = [re.match(r"([A-Z][A-Z_\d]+)(?:: [^=]+)? = (.*?)(?:  # (.*))?$", line) for line in lines]
+    return {m[1]: (m[2] if literal(m[2]) else "", m[3] or "") for m in found if m and m[1] in exported(module)}
+
+
+def literal(text: str) -> bool:
+    "Whether a value is short and written out, not computed or filled later."
+    try: return len(text) <= 80 and bool(ast.literal_eval(text))
+    except (ValueError, SyntaxError): return False
+
+
 def reference(module: str, path: Path) -> str:
     "The page of a module."
-    return "\n".join([f"# {module}", "", f"Written in [{title(path)}](../{path.relative_to(ROOT)}).", "", "```{eval-rst}", f".. automodule:: lake_engineer.{module}", "   :members:", "```", ""])
+    name = f"lake_engineer.{module}"
+    data = [line for c, (value, _) in constants(module).items() for line in (f".. autodata:: {name}.{c}", *([] if value else ["   :no-value:"]), "")]
+    return "\n".join([f"# {module}", "", f"Written in [{title(path)}](../{path.relative_to(ROOT)}).", "", "```{eval-rst}", f".. automodule:: {name}", "   :members:", "", *data, "```", ""])
 
 
 def lay(out: Path) -> None:

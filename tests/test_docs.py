@@ -65,7 +65,8 @@ def test_the_index_is_laid_at_the_top_with_its_diagram_drawn(sources):
     assert "```mermaid" not in text and "](nbs/12_engineer.ipynb)" in text and "](results/base/tiny/README.md)" in text
     [svg] = re.findall(r"\{image\} /(docs/\S+\.svg)", text)
     drawing = (sources / svg).read_text()
-    labels = re.findall(r"\[([^\]]+)\]|\|([^|]+)\|", "".join(c["source"][0] and "".join(c["source"]) for c in json.loads(INDEX.read_text())["cells"] if "```mermaid" in "".join(c["source"])))
+    [source] = [t for c in json.loads(INDEX.read_text())["cells"] if "```mermaid" in (t := "".join(c["source"]))]
+    labels = re.findall(r"\[([^\]]+)\](?!\()|\|([^|]+)\||\(\(([^)]+)\)\)", source[source.index("```mermaid"):])
     words = [w for pair in labels for w in re.findall(r"\w+", " ".join(pair).replace("<br/>", " "))]
     assert len(words) > 15 and [w for w in words if w not in drawing] == []
     assert check.requests(sources / svg) == []
@@ -163,6 +164,13 @@ def test_parameter_comments_become_fields():
     assert names.comments(register) == {}
 
 
+def test_constants_are_in_the_reference_with_their_comments():
+    found = stage.constants("registration") | stage.constants("engineer")
+    assert found["ENV_ID"][0].startswith('"lake_engineer/') and found["POLICIES"] == ('("checkpoint", "base")', "the engineers that are the policy itself")
+    assert found["FORMS"][0] == found["ENGINEERS"][0] == found["SMOL"][0] == "" and not [n for n in found if n.startswith("_")]
+    assert ".. autodata:: lake_engineer.registration.ENV_ID\n\n" in stage.reference("registration", ROOT / "nbs/18_registration.ipynb")
+
+
 def test_the_configuration_executes_nothing_and_needs_no_host():
     conf = runpy.run_path(str(ROOT / "docs/conf.py"))
     import lake_engineer
@@ -209,7 +217,7 @@ def test_the_data_card_says_what_the_files_hold(tmp_path):
     counts = [f"| {s} | {k} | " + " | ".join(str(n or "") for n in by) + f" | {sum(by):,} |" for s, xs in rows.items() for k in range(2, 6)
               if sum(by := [sum(x["size"] == size and len(x["starts"]) == k for x in xs) for size in range(3, 11)])]
     total = sum(map(len, rows.values()))
-    numbers = [f"{total:,} boards", f"from seed {made['seed']}", f"{made['proven_by_cbs']:,} of the {total:,} ({100 * made['proven_by_cbs'] / total:.1f} %)", f"given {made['cbs_nodes']} nodes"]
+    numbers = [f"\n{total:,} boards of MAPF", f"from seed {made['seed']}", f"{made['proven_by_cbs']:,} of the {total:,} ({100 * made['proven_by_cbs'] / total:.1f} %)", f"given {made['cbs_nodes']} nodes"]
     sums = [f"| `{name}` | `{digest}` |" for digest, name in map(str.split, (folder / "SHA256SUMS").read_text().splitlines())]
     fields = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\|( `.*?`) \| (?:string|int|bool|list)", text, re.M))))
     assert len(counts) == 5 and len(sums) == 3 and [line for line in counts + numbers + sums if line not in text] == []
