@@ -486,7 +486,7 @@ def choose(drafts: Sequence[Draft], select: str, context: Context, tokens: int) 
 
 # %% ../nbs/12_engineer.ipynb #en-whole
 def _draft(reply: str) -> Draft:
-    try: answer = json.loads(reply)
+    try: answer = json.loads(reply, strict=False)  # a control character in a text is harmless
     except json.JSONDecodeError: return Draft(reply, "", reply)  # projection will say what is wrong
     return Draft(answer["sizes"], answer["rationale"], reply)
 
@@ -553,7 +553,7 @@ def checkpoint(context: Context, rng: np.random.Generator, policy: Any = None, f
 # %% ../nbs/12_engineer.ipynb #en-faults
 def faults(reply: str, context: Context) -> list[str]:
     "What is wrong with a whole answer, as sentences; empty if nothing."
-    try: answer = json.loads(reply)
+    try: answer = json.loads(reply, strict=False)  # a control character in a text is harmless
     except (ValueError, RecursionError) as e: return [f"The answer is no JSON: {e}."]
     if not isinstance(answer, dict) or not isinstance(answer.get("rationale"), str) or not isinstance(answer.get("sizes"), dict):
         return ["The answer must be an object with a text 'rationale' and an object 'sizes'."]

@@ -150,7 +150,12 @@ def test_every_stored_context_gets_a_valid_configuration(name: str) -> None:
 def test_every_stored_context_gets_a_valid_configuration_of_the_policy(babbler: LocalPolicy) -> None:
     for i, case in enumerate(CASES):
         p = make_engineer(POLICIES[i % 2], policy=babbler, temperature=1.5, seed=i).propose(case.context)
-        assert tuple(p.config.sizes) == tuple(case.context.config.sizes) and set(json.loads(p.raw)["sizes"]) == set(map(str, case.context.config.sizes))
+        assert tuple(p.config.sizes) == tuple(case.context.config.sizes) and set(json.loads(p.raw, strict=False)["sizes"]) == set(map(str, case.context.config.sizes))
+
+
+def test_a_control_character_in_the_rationale_loses_nothing() -> None:
+    draft = en._draft('{"rationale": "more\x00 of 3x3", "sizes": {"3": {"data_ratio": 1}}}')
+    assert draft.config == {"3": {"data_ratio": 1}} and draft.rationale == "more\x00 of 3x3"
 
 
 def test_every_stored_context_gets_a_valid_configuration_of_an_endpoint(endpoint) -> None:
