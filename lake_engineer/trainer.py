@@ -497,8 +497,9 @@ def train_round(
 ) -> LocalPolicy:
     "One round of GRPO on `instances`; the same policy, instances, profile and seed give the same checkpoint."
     out = Path(out)
-    if resume and out.exists(): return load_policy(out)
-    if not resume: shutil.rmtree(_scratch(out), ignore_errors=True)
+    finished = resume and out.exists()
+    if finished or not resume: shutil.rmtree(_scratch(out), ignore_errors=True)  # a kill may have come just before this was removed
+    if finished: return load_policy(out)
     check_ready(profile)
     if profile.launch.config: return launch_round(policy, instances, profile, out, seed)
     return train_here(policy, instances, profile, out, seed, label, trainer_class)
