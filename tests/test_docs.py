@@ -247,4 +247,6 @@ def test_contributing_names_what_exists():
     targets = set(re.findall(r"make ([\w-]+)", text)) - {"a"}
     assert targets and targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     commands = set(re.findall(r"\.venv/bin/([\w-]+)", text)) | set(re.findall(r"python -m (\w+)", text))
+    [path] = re.findall(r"nbdev-test (\S+)", text)  # it takes the notebook by position
+    assert (ROOT / path).is_file()
     assert commands == {"python", "nbdev-export", "nbdev-test", "nbdev-clean", "pytest", "ruff", "mypy", "ipykernel"}
