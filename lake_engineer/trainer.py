@@ -480,7 +480,7 @@ def _finished(policy: LocalPolicy, trainer: GRPOTrainer, out: Path) -> LocalPoli
         save_policy(policy, out, weights)
         shutil.rmtree(_scratch(out), ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    policy.source = str(out)
+    policy.name, policy.source = out.name, str(out)  # as after loading it: what an interrupted validation was begun with
     if not policy.has_adapter: policy.model.config._name_or_path = str(out)  # where TRL finds the reference of the next round, for beta
     return load_policy(out) if torch.cuda.is_available() and world_size() == 1 else policy
 

@@ -19,7 +19,8 @@ from lake_engineer.settings import load_profile
 from lake_engineer.trainer import train_round
 smoke = load_profile("smoke", train__save_steps=2, train__lr_schedule="linear")  # as in tiny: the schedule has to resume too
 boards = generate(LakeConfig.uniform((3, 4)), 64, seed=0)
-train_round(load_policy(smoke), boards, smoke, Path(sys.argv[1]), seed=5)
+policy = train_round(load_policy(smoke), boards, smoke, Path(sys.argv[1]), seed=5)
+assert policy.name == load_policy(Path(sys.argv[1])).name, "a validation begun before a kill would not be taken up after it"
 """
 
 
