@@ -446,6 +446,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'lake_engineer.faults.stamp': ('faults.html#stamp', 'lake_engineer/faults.py'),
                                       'lake_engineer.faults.summary': ('faults.html#summary', 'lake_engineer/faults.py'),
                                       'lake_engineer.faults.trial': ('faults.html#trial', 'lake_engineer/faults.py'),
+                                      'lake_engineer.faults.warm_up': ('faults.html#warm_up', 'lake_engineer/faults.py'),
                                       'lake_engineer.faults.whole_run': ('faults.html#whole_run', 'lake_engineer/faults.py')},
             'lake_engineer.generator': { 'lake_engineer.generator.ConfigError': ( 'generator.html#configerror',
                                                                                   'lake_engineer/generator.py'),

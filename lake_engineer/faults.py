@@ -32,7 +32,7 @@ from .settings import at_root, load_profile
 
 # %% auto #0
 __all__ = ['CHANGES', 'DESIGNERS', 'STAGES', 'KINDS', 'Outcome', 'in_child', 'fingerprint', 'finished', 'stamp', 'scatter_dates',
-           'Whole', 'whole_run', 'trial', 'campaign', 'summary']
+           'Whole', 'whole_run', 'trial', 'warm_up', 'campaign', 'summary']
 
 # %% ../nbs/20_faults.ipynb #fa-moments
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink"}  # audit events that change a folder; `open` only for writing
@@ -237,6 +237,12 @@ def trial(
     return dict(stage=stage, fault=kind, seed=seed, faults=hits, said=said, kept=len(kept), lost=lost + _lost(kept), error=again.said, changed=sorted(changed))
 
 # %% ../nbs/20_faults.ipynb #fa-campaign
+def warm_up(stages: Sequence[str]) -> None:
+    "Do a stage of each kind once here, so that not every child imports and compiles what it needs."
+    for stage in ("generate", "evaluate", "train"):
+        if stage in stages or (stage == "train" and "arm" in stages):
+            with tempfile.TemporaryDirectory() as tmp: STAGES[stage](Path(tmp))
+
 def campaign(
     stages: Sequence[str],
     count: int,  # trials of each stage and kind
@@ -245,8 +251,7 @@ def campaign(
     folder: str | os.PathLike | None = None,  # where the work is done; a temporary one if None
 ) -> Iterator[dict[str, Any]]:
     "Trials one by one; every third is hit twice before it may finish, every third three times."
-    if {"train", "arm"} & set(stages): import lake_engineer.trainer  # noqa: F401  (here, and not in every child)
-    _boards(), heldout("validation", (3, 4), 2, 24)
+    warm_up(stages)
     with tempfile.TemporaryDirectory() as tmp:
         for stage in stages:
             whole = whole_run(stage, Path(folder or tmp) / stage / "whole")
