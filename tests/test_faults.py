@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from lake_engineer import batch, faults, loop
+from lake_engineer import batch, evaluation, faults, loop
 from lake_engineer.engineer import make_engineer
 from lake_engineer.evaluation import PlannerPolicy, evaluate
 from lake_engineer.faults import STAGES, Whole, fingerprint, finished, in_child, stamp, trial, whole_run
@@ -53,6 +53,7 @@ def test_nothing_finished_is_lost_and_the_result_is_the_same(wholes, tmp_path: P
     assert [(t["error"], t["lost"], t["changed"]) for t in found] == [("", 0, [])] * count
     if kind != "kill at a time": assert sum(t["faults"] for t in found) >= count  # at a time, it may come too late
     if kind == "full disk": assert all("No space left on device" in t["said"] and "\n" not in t["said"] for t in found)
+    if kind == "full disk" and stage in ("generate", "benchmark", "evaluate", "propose"): assert not [t["said"] for t in found if ".tmp" in t["said"]]  # the file itself is named
 
 
 def test_the_campaign_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +307,17 @@ def test_two_evaluations_of_one_file_agree(wholes, tmp_path: Path) -> None:
     for c in children: c.start()
     for c in children: c.join()
     assert fingerprint(tmp_path) == wholes["evaluate"][0].files
+
+
+def test_an_evaluation_that_another_has_finished_meanwhile_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boards, write = heldout("validation", (3,), 2, 6), evaluation.write_records
+    first = evaluate(PlannerPolicy("alone"), boards, out=tmp_path / "first.jsonl")
+    def overtaken(rows, path) -> None:
+        path.with_name(f"{path.name}.part").unlink()  # as the other does at its end
+        write(rows, path)
+    monkeypatch.setattr(evaluation, "write_records", overtaken)
+    assert evaluate(PlannerPolicy("alone"), boards, out=tmp_path / "second.jsonl").equals(first)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["first.jsonl", "second.jsonl"]
 
 
 @pytest.mark.parametrize("package, refused", [("torch", True), ("transformers", True), ("trl", True), ("numpy", True), ("lake_engineer", True), ("numba", False)])
