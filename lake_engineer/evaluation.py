@@ -34,7 +34,7 @@ if TYPE_CHECKING: import pandas as pd
 __all__ = ['COLUMNS', 'OPTIONAL', 'REQUIRED', 'PLANNERS', 'record', 'answer_notes', 'need', 'to_frame', 'to_rows',
            'write_records', 'read_records', 'evaluate', 'board_of', 'random_walk', 'alone', 'prioritised', 'exact',
            'PlannerPolicy', 'find_policy', 'wilson', 'rates', 'pass_at_k', 'mean_interval', 'sampled_rates',
-           'paired_difference', 'seed_difference', 'compare', 'difficulty', 'luck', 'simulate', 'power',
+           'paired_difference', 'over_seeds', 'seed_difference', 'compare', 'difficulty', 'luck', 'simulate', 'power',
            'SizeBreakdown', 'FailureBreakdown', 'failure_breakdown', 'board_features', 'diagnose', 'cause_table',
            'feature_table']
 
@@ -403,16 +403,21 @@ def paired_difference(
     return float(d.mean()), float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 # %% ../nbs/10_evaluation.ipynb #ev-t
+def over_seeds(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    "Mean of one value per seed and its 95 % interval by Student's t (scipy); the interval of a single value is not a number."
+    from scipy.stats import ttest_1samp
+    x = np.asarray(values, float)
+    if len(x) < 2: return float(x.mean()), np.nan, np.nan
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # equal values: an interval of no width
+        ci = ttest_1samp(x, 0).confidence_interval()
+    return float(x.mean()), float(ci.low), float(ci.high)
+
 def seed_difference(
     a: Any,  # a row per seed, 0 or 1 per board; at least two rows
     b: Any,  # the same seeds and boards in the same order
 ) -> tuple[float, float, float]:
-    "Mean of `a - b` and its 95 % interval by Student's t over the seeds (scipy)."
-    from scipy.stats import ttest_1samp
-    d = (np.asarray(a, float) - np.asarray(b, float)).mean(-1)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # equal differences: an interval of no width
-        ci = ttest_1samp(d, 0).confidence_interval()
-    return float(d.mean()), float(ci.low), float(ci.high)
+    "Mean of `a - b` and its 95 % interval over the seeds."
+    return over_seeds((np.asarray(a, float) - np.asarray(b, float)).mean(-1))
 
 # %% ../nbs/10_evaluation.ipynb #ev-compare
 def compare(

@@ -26,11 +26,11 @@ from .settings import Profile, at_root, load_profile
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'CELLS', 'find_runs', 'base_records', 'compare_runs', 'quick_table', 'percent',
-           'to_markdown', 'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board', 'answer_panel',
-           'before_and_after', 'benchmark_cells', 'spread', 'benchmark_part', 'benchmark_dir', 'benchmark_boards',
-           'benchmark_records', 'cell_rates', 'published', 'published_arms', 'benchmark_policies', 'benchmark_table',
-           'benchmark_wide', 'benchmark_figure', 'plot_causes', 'browse', 'browser']
+__all__ = ['NOT_ARMS', 'COMPARED', 'ARM_COLORS', 'CELLS', 'find_runs', 'base_records', 'compare_runs', 'quick_table', 'span',
+           'percent', 'to_markdown', 'plot_rates', 'plot_config', 'quick_figure', 'save_figure', 'telling_board',
+           'answer_panel', 'before_and_after', 'benchmark_cells', 'spread', 'benchmark_part', 'benchmark_dir',
+           'benchmark_boards', 'benchmark_records', 'cell_rates', 'published', 'published_arms', 'benchmark_policies',
+           'benchmark_table', 'benchmark_wide', 'benchmark_figure', 'plot_causes', 'browse', 'browser']
 
 # %% ../nbs/15_report.ipynb #re-find
 NOT_ARMS = ("base", "round0")  # what all arms share
@@ -92,15 +92,18 @@ def quick_table(
     return table[["arm", "round", "n", *(c for c in table if c not in ("arm", "round", "n"))]]
 
 # %% ../nbs/15_report.ipynb #re-markdown
+def span(row: Any, mid: str, low: str, high: str, sign: str = "") -> str:
+    "27.8 [25.2, 30.4], in percent; just 27.8 where there is no interval, and nothing where there is no number."
+    if np.isnan(row[mid]): return ""
+    return f"{100 * row[mid]:{sign}.1f}" + ("" if np.isnan(row[low]) else f" [{100 * row[low]:{sign}.1f}, {100 * row[high]:{sign}.1f}]")
+
 def percent(table: pd.DataFrame, last_round_only: bool = False) -> pd.DataFrame:
     "The table for people: percent with intervals."
     import pandas as pd
     if last_round_only: table = table[(table["round"] == "-") | (table["round"] == table["round"].max())]
-    def span(what: str) -> list[str]:
-        return ["" if pd.isna(r[low]) else f"{100 * r[mid]:.1f} [{100 * r[low]:.1f}, {100 * r[high]:.1f}]" for _, r in table.iterrows()
-                for mid, low, high in [(what if what == "difference" else f"{what}_rate", f"{what}_low", f"{what}_high")]]
-    columns = {"arm": list(table.arm), "round": list(table["round"]), "boards": list(table.n), "valid %": span("valid"), "optimal %": span("optimal")}
-    if "difference" in table: columns["valid, points above fixed-random"] = span("difference")
+    def spans(what: str, rate: str = "") -> list[str]: return [span(r, what + rate, f"{what}_low", f"{what}_high") for _, r in table.iterrows()]
+    columns = {"arm": list(table.arm), "round": list(table["round"]), "boards": list(table.n), "valid %": spans("valid", "_rate"), "optimal %": spans("optimal", "_rate")}
+    if "difference" in table: columns["valid, points above fixed-random"] = spans("difference")
     return pd.DataFrame(columns)
 
 # %% ../nbs/15_report.ipynb #re-markdown-2

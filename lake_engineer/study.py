@@ -16,18 +16,18 @@ import numpy as np
 import yaml
 
 from .engineer import make_engineer
-from .evaluation import cause_table, compare, read_records
+from .evaluation import cause_table, compare, over_seeds, read_records
 from .generator import FIELDS
 from .lake import write_text
 from .loop import Run, RunError, arm_name, runs_dir
-from .report import ARM_COLORS, save_figure, to_markdown
+from .report import ARM_COLORS, save_figure, span, to_markdown
 from .settings import at_root, load_profile
 
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['Runs', 'Arm', 'Transfer', 'Study', 'load_study', 'study_runs', 'last_records', 'over_seeds', 'arm_row', 'arm_table',
-           'span', 'arm_table_percent', 'verdict', 'spent', 'compute_table', 'transfer_table', 'curves', 'plot_curves',
+__all__ = ['Runs', 'Arm', 'Transfer', 'Study', 'load_study', 'study_runs', 'last_records', 'arm_row', 'arm_table',
+           'arm_table_percent', 'verdict', 'spent', 'compute_table', 'transfer_table', 'curves', 'plot_curves',
            'plot_differences', 'config_frame', 'plot_budgets', 'signal_frame', 'plot_signal', 'training_frame',
            'plot_training', 'cause_frame', 'save_table', 'save_both', 'places']
 
@@ -110,16 +110,6 @@ def last_records(run: Run) -> pd.DataFrame:
     "The validation after the last round."
     return _read(run.round_dir(run.rounds[-1]) / "validation.jsonl")
 
-# %% ../nbs/22_study.ipynb #sy-mean
-def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
-    "Mean and its 95 % interval by Student's t (scipy); the interval of one value is not a number."
-    from scipy.stats import ttest_1samp
-    x = np.asarray(values, float)
-    if len(x) < 2: return float(x.mean()), np.nan, np.nan
-    if (x == x[0]).all(): return float(x[0]), float(x[0]), float(x[0])
-    ci = ttest_1samp(x, 0).confidence_interval()
-    return float(x.mean()), float(ci.low), float(ci.high)
-
 # %% ../nbs/22_study.ipynb #sy-table
 def arm_row(name: str, runs: Mapping[int, Run], reference: Mapping[int, Run]) -> dict[str, Any]:
     "Rates of an arm after its last round, and how far it lies above the reference on the seeds that both have."
@@ -140,11 +130,6 @@ def arm_table(runs: Runs, base: pd.DataFrame, reference: str = "fixed-random") -
     return pd.DataFrame([first, *(arm_row(a, r, runs.get(reference, {})) for a, r in runs.items())]).reindex(columns=columns).round(4)
 
 # %% ../nbs/22_study.ipynb #sy-people
-def span(row: Any, mid: str, low: str, high: str, sign: str = "") -> str:
-    "27.8 [25.2, 30.4], in percent; just 27.8 where there is no interval, and nothing where there is no number."
-    if np.isnan(row[mid]): return ""
-    return f"{100 * row[mid]:{sign}.1f}" + ("" if np.isnan(row[low]) else f" [{100 * row[low]:{sign}.1f}, {100 * row[high]:{sign}.1f}]")
-
 def arm_table_percent(table: pd.DataFrame, reference: str = "fixed-random") -> pd.DataFrame:
     "What `arm_table` returns, for people."
     import pandas as pd
