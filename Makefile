@@ -40,7 +40,7 @@ setup: .venv/ready
 # again. Its records are compared with the committed ones in results/runs.
 reproduce: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/run_arm.ipynb -p profile $(PROFILE) -p seed $(SEED) -p out $(RUNS) --each engineer $(ENGINEERS)
-	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED) -p out $(RUNS)
+	$(PY) -m lake_engineer.batch nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED) -p arms "$(ENGINEERS)" -p out $(RUNS)
 
 # What is done is never done again; stopped at any moment, the same command goes on (Snakefile).
 experiments: setup

@@ -74,9 +74,9 @@ def test_a_study_that_is_none_is_one_sentence(tmp_path):
     assert done.returncode == 1 and "there is no engineer 'magic'" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("report", ["main", "context", "dynamics"])
-def test_redrawn_tables_are_the_committed_ones(tmp_path, report):
-    command = [sys.executable, "-m", "lake_engineer.batch", "--quiet", f"nbs/experiments/report_{report}.ipynb", "-p", "save", "True", "-p", "results", str(tmp_path), "--out", str(tmp_path / "nb")]
+@pytest.mark.parametrize("report, parameter", [("main", "save=True"), ("context", "save=True"), ("dynamics", "save=True"), ("quick", "profile=tiny")])
+def test_redrawn_tables_are_the_committed_ones(tmp_path, report, parameter):
+    command = [sys.executable, "-m", "lake_engineer.batch", "--quiet", f"nbs/experiments/report_{report}.ipynb", "-p", *parameter.split("="), "-p", "results", str(tmp_path), "--out", str(tmp_path / "nb")]
     done = run(command)
     assert done.returncode == 0, done.stderr[-2000:]
     drawn = sorted((tmp_path / "tables").iterdir())
