@@ -53,7 +53,7 @@ def _answer(handler: _Handler, asked: Mapping[str, Any]) -> tuple[int, dict[str,
     if asked["model"] != handler.policy.name: return 404, dict(error=dict(message=f"the model {asked['model']!r} does not exist"))
     try:
         with handler.lock: return 200, _response(handler.policy, asked)
-    except LakeError as e: return 400, dict(error=dict(message=str(e)))
+    except (LakeError, PolicyError) as e: return 400, dict(error=dict(message=str(e)))
 
 # %% ../nbs/19_endpoint.ipynb #ep-handler
 class _Handler(BaseHTTPRequestHandler):

@@ -23,7 +23,7 @@ from .engineer import POLICIES, Engineer, Proposal, chat_lm, make_engineer
 from .evaluation import FailureBreakdown, evaluate, failure_breakdown, read_records
 from .generator import FIELDS, LakeConfig, generate, heldout
 from .lake import Instance, locked, write_text
-from .policy import LocalPolicy, load_policy
+from .policy import LocalPolicy, check_words, load_policy
 from .settings import Profile, at_root, load_profile
 
 if TYPE_CHECKING: import pandas as pd
@@ -278,6 +278,7 @@ def round_zero(profile: Profile, seed: int, config: LakeConfig, out: Path) -> Ru
     "Round 0 of a seed, trained if it is not there (paper, steps 1 to 3 of the loop)."
     arm = dict(engineer="round0", context="", seed=seed, config=json.loads(config.to_json()))
     path, base_path = out / profile.name / "round0" / f"seed{seed}", out / profile.name / "base"
+    check_words(profile)
     with locked(path):
         run = start(path, profile, arm, resume=True)
         if run.is_done(0): return run

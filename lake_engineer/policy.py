@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import json
 import os
 
-from .lake import locked
+from .lake import Instance, Lake, locked
+from .prompts import prompt
 from .settings import LoraSettings, Profile, at_root, load_profile, profile_names
 
 if TYPE_CHECKING: import torch
 
 # %% auto #0
 __all__ = ['MAX_TINY_SIZE', 'CROWDED', 'PACKAGED', 'PolicyError', 'Completion', 'Policy', 'tiny_vocabulary', 'tiny_tokenizer',
-           'tiny_model', 'sample', 'Manner', 'TextModel', 'LocalPolicy', 'weights_mark', 'add_adapter', 'save_policy',
-           'packaged_model', 'load_policy']
+           'token_ids', 'tiny_model', 'sample', 'Manner', 'TextModel', 'LocalPolicy', 'weights_mark', 'add_adapter',
+           'save_policy', 'packaged_model', 'load_policy', 'check_words']
 
 # %% ../nbs/08_policy.ipynb #pol-interface
 class PolicyError(ValueError):
@@ -58,6 +59,21 @@ def tiny_tokenizer() -> Any:
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="end", padding_side="left")
+
+# %% ../nbs/08_policy.ipynb #pol-words
+def token_ids(
+    tokenizer: Any,
+    texts: Sequence[str],
+    who: str,  # for the message
+    **how: Any,  # told to the tokenizer
+) -> list[list[int]]:
+    "Token ids of each text; raises `PolicyError` for a word that the tiny vocabulary lacks."
+    ids = tokenizer(list(texts), **how)["input_ids"]
+    lost = next((t for t, row in zip(texts, ids) if tokenizer.pad_token_id in row), "") if tokenizer.eos_token == "end" else ""
+    if not lost: return ids
+    word = next((w for w in lost.split() if w == tokenizer.pad_token or w not in tokenizer.get_vocab()), lost)
+    raise PolicyError(f"{who} has no word {word!r:.40}: it reads compact prompts of boards up to size {MAX_TINY_SIZE} alone; "
+                      "choose such boards and style = compact, or another base.")
 
 # %% ../nbs/08_policy.ipynb #pol-tiny
 def tiny_model(
@@ -166,8 +182,8 @@ class TextModel:
         self.is_chat, self.template = bool(tokenizer.chat_template), dict(enable_thinking=self.manner.thinking)
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        "Token ids of each prompt, in the chat template where there is one."
-        if not self.is_chat: return self.tokenizer(list(prompts))["input_ids"]
+        "Token ids of each prompt, in the chat template where there is one; raises `PolicyError` for a word that the vocabulary lacks."
+        if not self.is_chat: return token_ids(self.tokenizer, prompts, f"policy {self.name!r}")
         messages = [[{"role": "user", "content": p}] for p in prompts]
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True, **self.template)["input_ids"]
 
@@ -390,3 +406,14 @@ def _load(where: str, folder: Path | None, given: dict[str, Any], trust_remote_c
     policy = _read_adapter(policy, folder, manner.base_mark)  # type: ignore[arg-type]
     policy.source = where
     return policy
+
+# %% ../nbs/08_policy.ipynb #pol-check
+def check_words(profile: Profile) -> None:
+    "Raise `PolicyError` if the base of a profile is a folder whose vocabulary lacks a word of the profile's prompts."
+    from transformers import AutoTokenizer
+    if not at_root(profile.base).is_dir(): return  # models from elsewhere spell what they have no word for
+    n = max(profile.sizes)
+    corner = (n - 1, n - 1)
+    full = Instance(Lake(n, frozenset((r, c) for r in range(n) for c in range(n)) - {(0, 0), corner}), ((0, 0),), (corner,))
+    with _policy_error(profile.base): tokenizer = AutoTokenizer.from_pretrained(at_root(profile.base))
+    token_ids(tokenizer, [prompt(full, profile.style, profile.thinking, profile.objective)], f"policy {profile.base!r}, the base of profile {profile.name!r},")

@@ -45,7 +45,7 @@ import torch
 
 from .generator import LakeConfig, generate
 from .lake import Cell, Instance, Lake, Plan, locked, write_text
-from .policy import LocalPolicy, add_adapter, load_policy, sample, save_policy
+from .policy import LocalPolicy, add_adapter, load_policy, sample, save_policy, token_ids
 from .prompts import format_answer, prompt
 from .rewards import RewardFunction, RewardSettings, from_column, to_column, to_rows
 from .settings import Profile, at_root
@@ -109,7 +109,7 @@ def tokenized(policy: LocalPolicy, data: Dataset) -> Dataset:
     "`data` as TRL takes it ready-made: columns `input_ids` and `completion_mask`, which is 1 on the answer and its end token."
     end = policy.tokenizer.eos_token_id
     answers = [a.lstrip() if policy.is_chat else a for a in data["completion"]]
-    heads, tails = policy.encode(data["prompt"]), policy.tokenizer(answers, add_special_tokens=False)["input_ids"]
+    heads, tails = policy.encode(data["prompt"]), token_ids(policy.tokenizer, answers, f"policy {policy.name!r}", add_special_tokens=False)
     tails = [ids if ids[-1] == end else [*ids, end] for ids in tails]
     return Dataset.from_list([dict(input_ids=[*h, *a], completion_mask=[0] * len(h) + [1] * len(a)) for h, a in zip(heads, tails)])
 
@@ -467,8 +467,7 @@ def train_here(
 def _scratch(out: Path) -> Path: return out.with_name(out.name + ".part")
 
 def _longest(policy: LocalPolicy, instances: Sequence[Instance], profile: Profile) -> int:
-    "The longest prompt in tokens, which only vLLM wants to know."
-    if profile.generation.backend == "transformers": return 0
+    "The longest prompt in tokens; raises `PolicyError` if the policy's vocabulary lacks a word of one."
     return max(map(len, policy.encode([prompt(i, profile.style, profile.thinking, profile.objective) for i in instances])))
 
 # %% ../nbs/09_trainer.ipynb #tr-finished

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from trl import GRPOTrainer
 
 from lake_engineer import trainer
+from lake_engineer.endpoint import serve
+from lake_engineer.evaluation import evaluate
 from lake_engineer.generator import LakeConfig, generate
 from lake_engineer.loop import run_arm
 from lake_engineer.policy import LocalPolicy, Manner, PolicyError, add_adapter, load_policy, save_policy, tiny_model, tiny_tokenizer, weights_mark
@@ -121,6 +123,18 @@ def test_a_long_list_is_answered_in_batches(monkeypatch: pytest.MonkeyPatch) -> 
     whole, parts = tiny(), LocalPolicy(tiny_model(), tiny_tokenizer(), "tiny", manner=Manner(batch_size=3))
     assert parts.complete(ASKED, max_tokens=8) == whole.complete(ASKED, max_tokens=8) and sizes == [3, 3, 2, 8]
     assert parts.complete(ASKED, 2, 1.0, 8, 5) == parts.complete(ASKED, 2, 1.0, 8, 5) != parts.complete(ASKED, 2, 1.0, 8, 6)
+
+
+def test_no_word_becomes_padding(tmp_path: Path) -> None:
+    "Evaluation, training and an address say which word is missing, and leave nothing."
+    boards, policy = generate(LakeConfig.uniform((11,)), 8, seed=0), tiny()
+    calls = [lambda: evaluate(policy, boards, out=tmp_path / "r.jsonl"), lambda: train_round(policy, boards, load_profile("smoke"), tmp_path / "round", 0)]
+    for call in calls:
+        with pytest.raises(PolicyError, match=r"policy 'tiny' has no word '\(\d+,10\)|policy 'tiny' has no word '\(10,\d+\)") as e: call()
+        assert "compact prompts of boards up to size 10" in str(e.value) and "\n" not in str(e.value)
+    assert not (tmp_path / "round").exists() and not (tmp_path / "r.jsonl").exists()
+    with serve(policy) as url, pytest.raises(PolicyError, match=r"the server refused \(400: policy 'tiny' has no word"):
+        load_policy("openai:tiny", base_url=url, replies=None).complete([prompt(boards[0])])
 
 
 def test_thinking_belongs_to_a_policy(chat: Path, tmp_path: Path) -> None:
