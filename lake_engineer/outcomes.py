@@ -86,7 +86,7 @@ def measured(
     seed: int = 0,
 ) -> dict[str, Any]:
     "Validation of a policy, per size: boards, greedy valid and optimal answers, and the mean valid share of sampled answers."
-    ask = dict(style=profile.style, objective=profile.objective, max_tokens=profile.evaluate.max_tokens, batch_size=profile.evaluate.batch_size)
+    ask: dict[str, Any] = dict(style=profile.style, objective=profile.objective, max_tokens=profile.evaluate.max_tokens, batch_size=profile.evaluate.batch_size)
     boards = validation_instances(profile)
     greedy = failure_breakdown(evaluate(policy, boards, label="greedy", **ask))
     told: dict[str, Any] = dict(greedy=greedy.to_dict())
