@@ -199,13 +199,23 @@ def _require(at: Mapping[str, str], there: Sequence[str]) -> None:
 # %% ../nbs/16_exchange.ipynb #ex-rows
 def _rows(source: Any) -> list[Mapping[str, Any]]:
     "The rows of a data set, of a list, or of a JSON or JSON Lines file."
-    if not isinstance(source, (str, os.PathLike)): return list(source)
-    text = Path(source).read_text()
-    if Path(source).suffix == ".jsonl": return [json.loads(ln) for ln in text.splitlines() if ln.strip()]
-    data = json.loads(text)
-    lists = [data] if isinstance(data, list) else [v for v in data.values() if isinstance(v, list)]
-    if len(lists) != 1: raise LakeError(f"{Path(source).name} must hold one list of instances, not {len(lists)}.")
+    rows = _read_rows(Path(source)) if isinstance(source, (str, os.PathLike)) else list(source)
+    if bad := [k for k, row in enumerate(rows) if not isinstance(row, Mapping)]: raise LakeError(f"row {bad[0]} of the benchmark is no object with columns, but {rows[bad[0]]!r:.60}.")
+    return rows
+
+def _read_rows(path: Path) -> list[Any]:
+    try: text = path.read_bytes().decode()
+    except OSError as e: raise LakeError(f"{path} cannot be read: {e.strerror}.") from None
+    except UnicodeDecodeError: raise LakeError(f"{path.name} is no text; JSON and JSON Lines files are read.") from None
+    if path.suffix == ".jsonl": return [_parsed(ln, f"{path.name}, line {n},") for n, ln in enumerate(text.splitlines(), 1) if ln.strip()]
+    data = _parsed(text, path.name)
+    lists = [data] if isinstance(data, list) else [v for v in data.values() if isinstance(v, list)] if isinstance(data, dict) else []
+    if len(lists) != 1: raise LakeError(f"{path.name} must hold one list of instances, not {len(lists)}.")
     return lists[0]
+
+def _parsed(text: str, where: str) -> Any:
+    try: return json.loads(text)
+    except ValueError as e: raise LakeError(f"{where} is damaged ({e}); if a download or a copy broke off, start it again.") from None
 
 # %% ../nbs/16_exchange.ipynb #ex-benchmark
 def read_benchmark(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 import json
 import os
+import re
 
 from .lake import Instance, Lake, locked
 from .prompts import prompt
@@ -51,11 +52,13 @@ def tiny_vocabulary() -> list[str]:
     return _WORDS + [str(i) for i in range(2, 17)] + cells
 
 # %% ../nbs/08_policy.ipynb #pol-tokenizer-2
-def tiny_tokenizer() -> Any:
+def tiny_tokenizer(
+    words: Sequence[str] = (),  # further ones, behind `tiny_vocabulary`
+) -> Any:
     "One token per word of a compact prompt, a `PreTrainedTokenizerFast` that pads on the left."
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    vocabulary = {w: i for i, w in enumerate(tiny_vocabulary())}
+    vocabulary = {w: i for i, w in enumerate([*tiny_vocabulary(), *words])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="end", padding_side="left")
@@ -227,9 +230,21 @@ def _policy_error(where: Any, what: str = "no policy at") -> Iterator[None]:
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as e:
         raise PolicyError(f"{what} {str(where)!r}: {_why(e)}") from None
 
+# %% ../nbs/08_policy.ipynb #pol-why
+_BROKE_OFF = "if a download or a copy broke off, start it again."
+_MEANINGS = {  # of what libraries say
+    r"trust_remote_code": "it brings code of its own, which runs only if you pass trust_remote_code=True.",
+    r"(?:files? named|No such file or directory:) \W*([\w./\\-]*\w)": "its file {} is missing; " + _BROKE_OFF,
+    r"valid JSON|JSONDecodeError|Unterminated|delimiter|property name": "one of its JSON files is damaged; " + _BROKE_OFF,
+    r"backend tokenizer": "its tokenizer is missing; " + _BROKE_OFF,
+    r"`?model_type`? key": "its config.json is missing or does not say what model it is; " + _BROKE_OFF,
+    r"couldn't connect|Can't load|offline mode": "it is not on this machine, or not whole, and cannot be fetched now; try again where the hub can be reached.",
+}
+
 def _why(e: BaseException) -> str:
-    text = " ".join(str(e).split())
-    if "trust_remote_code" in text: return "it brings code of its own, which runs only if you pass trust_remote_code=True."
+    text = f"{' '.join(str(e).split())} {type(e).__name__ if isinstance(e, json.JSONDecodeError) else ''}".strip()
+    for pattern, meaning in _MEANINGS.items():
+        if m := re.search(pattern, text): return meaning.format(*(Path(g).name for g in m.groups()))
     if getattr(e, "errno", None) or "os error" in text: return f"{text[:200]}."
     if type(e).__name__ == "SafetensorError": return f"its weights are damaged ({text[:160]}); copy or train it again."
     return f"neither a folder with safetensors weights nor a model that can be fetched ({text[:160] or type(e).__name__})."
@@ -393,12 +408,22 @@ def _quiet() -> None:
     logging.disable_progress_bar()  # of loading and saving weights
 
 # %% ../nbs/08_policy.ipynb #pol-load-2
-def _load(where: str, folder: Path | None, given: dict[str, Any], trust_remote_code: bool, allow_pickle: bool) -> LocalPolicy:
+def _manner(given: dict[str, Any]) -> Manner:
+    if strange := set(given) - (known := {f.name for f in fields(Manner)}): raise PolicyError(f"a policy has no setting {min(strange)!r}; it has {', '.join(sorted(known))}.")
+    return Manner(**given)
+
+def _tokenizer(source: str, trust_remote_code: bool = False) -> Any:
+    "The tokenizer of a model; where its files are missing, Transformers may make one without words."
     from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", trust_remote_code=trust_remote_code)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens): raise PolicyError(f"no policy at {source!r}: its tokenizer is missing; {_BROKE_OFF}")
+    return tokenizer
+
+# %% ../nbs/08_policy.ipynb #pol-load-3
+def _load(where: str, folder: Path | None, given: dict[str, Any], trust_remote_code: bool, allow_pickle: bool) -> LocalPolicy:
     source = str(folder or where)
     saved = json.loads((folder / "policy.json").read_text()) if folder and (folder / "policy.json").is_file() else {}
-    manner = Manner(**saved | given)
-    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", trust_remote_code=trust_remote_code)
+    manner, tokenizer = _manner(saved | given), _tokenizer(source, trust_remote_code)
     adapter = json.loads((folder / "adapter_config.json").read_text()) if folder and (folder / "adapter_config.json").is_file() else None
     if adapter is None: return LocalPolicy(_read_model(source, manner.dtype, trust_remote_code, allow_pickle), tokenizer, Path(where).name, where, manner)
     below = load_policy(adapter["base_model_name_or_path"], trust_remote_code, allow_pickle, dtype=manner.dtype)
@@ -410,10 +435,9 @@ def _load(where: str, folder: Path | None, given: dict[str, Any], trust_remote_c
 # %% ../nbs/08_policy.ipynb #pol-check
 def check_words(profile: Profile) -> None:
     "Raise `PolicyError` if the base of a profile is a folder whose vocabulary lacks a word of the profile's prompts."
-    from transformers import AutoTokenizer
     if not at_root(profile.base).is_dir(): return  # models from elsewhere spell what they have no word for
     n = max(profile.sizes)
     corner = (n - 1, n - 1)
     full = Instance(Lake(n, frozenset((r, c) for r in range(n) for c in range(n)) - {(0, 0), corner}), ((0, 0),), (corner,))
-    with _policy_error(profile.base): tokenizer = AutoTokenizer.from_pretrained(at_root(profile.base))
+    with _policy_error(profile.base): tokenizer = _tokenizer(str(at_root(profile.base)))
     token_ids(tokenizer, [prompt(full, profile.style, profile.thinking, profile.objective)], f"policy {profile.base!r}, the base of profile {profile.name!r},")

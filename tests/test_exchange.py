@@ -100,3 +100,15 @@ def test_trl_gets_prompts_and_rewards_of_the_same_boards():
 def test_importing_it_is_light():
     code = "import sys, lake_engineer.exchange; print([m for m in ('torch', 'datasets', 'trl', 'pandas') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name, keep, message", [
+    ("b.json", -30, r"b.json is damaged \(.*\); if a download or a copy broke off, start it again"), ("b.jsonl", -30, r"b.jsonl, line 2, is damaged \(.*\); if a download"),
+    ("b.json", 0, "b.json is damaged"), ("none.json", None, "none.json cannot be read: No such file"), ("b.parquet", b"PAR1\xff\xfe", "b.parquet is no text; JSON and JSON Lines"),
+    ("b.json", b"3", "must hold one list of instances, not 0"), ("b.json", b"[[1, 2]]", r"row 0 of the benchmark is no object with columns, but \[1, 2\]")])
+def test_a_benchmark_that_came_in_part_is_one_sentence(tmp_path, name, keep, message):
+    "`keep`: how much of the file is there, or what is in its place."
+    whole = json.dumps([ROW, ROW]) if name.endswith(".json") else f"{json.dumps(ROW)}\n" * 2
+    if keep is not None: (tmp_path / name).write_bytes(keep if isinstance(keep, bytes) else whole.encode()[:keep])
+    with pytest.raises(LakeError, match=message) as e: read_benchmark(tmp_path / name)
+    assert "\n" not in str(e.value)

@@ -1,6 +1,7 @@
 "Policies and the trainer from a million parameters to the paper's code path: adapters, chat templates, refusals, launched processes."
 import json
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,7 +104,58 @@ def test_what_cannot_be_trusted_is_refused_in_a_sentence(tmp_path: Path, how: st
 
 
 def test_a_missing_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PolicyError, match="no policy at 'no/such-model'"): load_policy("no/such-model")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(PolicyError, match="no policy at 'no/such-model': it is not on this machine, or not whole, and cannot be fetched now"): load_policy("no/such-model")
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    "A model in two shards, as large ones come."
+    folder = tmp_path_factory.mktemp("sharded")
+    tiny_model(layers=2, width=64).save_pretrained(folder, max_shard_size="300KB")
+    tiny_tokenizer().save_pretrained(folder)
+    assert len(list(folder.glob("model-*.safetensors"))) == 2
+    return folder
+
+
+def snapshot(source: Path, hub: Path, lacks: tuple[str, ...]) -> str:
+    "A model in the hub's cache as a download leaves it; some of its files were still on their way."
+    root, commit = hub / "models--me--model", "a" * 40
+    for folder in ("refs", "blobs", f"snapshots/{commit}"): (root / folder).mkdir(parents=True)
+    (root / "refs/main").write_text(commit)
+    for k, p in enumerate(sorted(source.iterdir())):
+        blob = root / "blobs" / f"{k:040x}"
+        if p.name in lacks: blob.with_suffix(".incomplete").write_bytes(p.read_bytes()[:p.stat().st_size // 2])
+        else:
+            shutil.copy(p, blob)
+            (root / "snapshots" / commit / p.name).symlink_to(blob)
+    return "me/model"
+
+
+SECOND, INDEX, TOKENIZER = "model-00002-of-00002.safetensors", "model.safetensors.index.json", ("tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("lacks, words", [((), ""), ((SECOND,), f"its file {SECOND} is missing"), ((INDEX,), "its file model.safetensors is missing"), (TOKENIZER, "its tokenizer is missing"),
+                                          (("config.json",), "it is not on this machine, or not whole, and cannot be fetched now")])
+def test_a_download_that_broke_off_is_one_sentence(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: tuple[str, ...], words: str) -> None:
+    for name, value in (("HF_HUB_CACHE", str(tmp_path)), ("HF_HUB_OFFLINE", True)): monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    name = snapshot(sharded, tmp_path, lacks)
+    if not lacks:
+        assert load_policy(name).name == "model"
+        return
+    with pytest.raises(PolicyError, match=f"^no policy at 'me/model': {words}; .*again") as e: load_policy(name)
+    assert "\n" not in str(e.value) and len(str(e.value)) < 200
+
+
+@pytest.mark.parametrize("file, words", [(SECOND, "its weights are damaged"), (INDEX, "one of its JSON files is damaged"), ("config.json", "one of its JSON files is damaged"),
+                                         ("tokenizer.json", "one of its JSON files is damaged")])
+def test_a_folder_that_was_copied_in_part_is_one_sentence(sharded: Path, tmp_path: Path, file: str, words: str) -> None:
+    folder = Path(shutil.copytree(sharded, tmp_path / "p"))
+    data = (folder / file).read_bytes()
+    (folder / file).write_bytes(data[:len(data) // 2])
+    with pytest.raises(PolicyError, match=f"no policy at '{folder}': {words}"): load_policy(folder)
+    (folder / file).unlink()
+    with pytest.raises(PolicyError, match=f"no policy at '{folder}': its (file {file}|file model.safetensors|config.json|tokenizer) is missing"): load_policy(folder)
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
