@@ -492,8 +492,16 @@ def _draft(reply: str) -> Draft:
 
 def _whole(lm: LocalLM, context: Context, variant: str, temperature: float, n: int, select: str, seed: int) -> Draft:
     "Ask for a rationale and the whole configuration in one go, `n` times."
+    if not lm.tokenizer.chat_template: return _in_own_words(lm, context, temperature, n, select, seed)
     replies, tokens = write(lm, whole_messages(context, variant), proposal_schema(tuple(context.config.sizes)), temperature=temperature, seed=seed, n=n)
     return choose([_draft(r) for r in replies], select, context, tokens)
+
+def _in_own_words(lm: LocalLM, context: Context, temperature: float, n: int, select: str, seed: int) -> Draft:
+    "The whole configuration from a tiny policy that has words for it; it gives no reasons."
+    from lake_engineer.skill import ask_words, config_of, read_words
+    replies = ask_words(lm.model, lm.tokenizer, [context], n, temperature, seed)[0]
+    tokens = len(read_words(context).split()) + sum(len(r.split()) for r in replies)
+    return choose([Draft(config_of(r), reply=r) for r in replies], select, context, tokens)
 
 # %% ../nbs/12_engineer.ipynb #en-local
 def check_asking(form: str = "whole", temperature: float | None = 0.0, n: int = 1, select: str = "majority") -> None:
@@ -517,6 +525,7 @@ def ask_local(
 ) -> Draft:
     "Ask a local model for a proposal; raises `EngineerError` for options that do not go together."
     check_asking(form, temperature, n, select)
+    if form != "whole" and not lm.tokenizer.chat_template: raise EngineerError(f"a policy with words of its own writes whole configurations; form = {form} needs a chat model.")
     if form == "whole": return _whole(lm, context, variant, temperature, n, select, seed)
     return _by_size(lm, context, FORMS[form], seed, gain, step)
 
@@ -535,9 +544,10 @@ def chat_lm(
 ) -> LocalLM:
     "The policy as a language model to talk to; raises `EngineerError` if there is none or it knows only boards."
     from lake_engineer.policy import load_policy
+    from lake_engineer.skill import knows_words  # a later chapter: few policies need words of their own
     if policy is None: raise EngineerError(f"the engineers {' and '.join(POLICIES)} are the policy itself; give it as policy=..., as run_arm does.")
     if isinstance(policy, (str, os.PathLike)): policy = load_policy(policy)
-    if not getattr(policy.tokenizer, "chat_template", None):
+    if not getattr(policy.tokenizer, "chat_template", None) and not knows_words(policy.tokenizer):
         raise EngineerError(f"policy {policy.name!r} cannot be an engineer: its tokenizer has no chat template and knows only boards; "
                             "use a chat model as base, or another engineer.")
     return LocalLM(policy.model, policy.tokenizer)

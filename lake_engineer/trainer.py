@@ -123,12 +123,13 @@ def warm_start(
     warmup: float = 0.05,  # share of the steps
     seed: int = 0,
     schedule: str = "cosine",  # of the learning rate after warm-up, to 0; "constant_with_warmup" keeps it up
+    weight_decay: float = 0.01,  # AdamW's
 ) -> list[tuple[int, float]]:
     "One pass over `data`, the loss on the answers alone; changes `policy` and returns its losses as (step, loss)."
     steps = len(data) // batch_size
     config = SFTConfig(
         output_dir=str(out), per_device_train_batch_size=batch_size, max_steps=steps, learning_rate=learning_rate, lr_scheduler_type=schedule,
-        warmup_steps=int(warmup * steps), weight_decay=0.01, completion_only_loss=True, max_length=None, packing=False, seed=seed,
+        warmup_steps=int(warmup * steps), weight_decay=weight_decay, completion_only_loss=True, max_length=None, packing=False, seed=seed,
         train_sampling_strategy="sequential", logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, **_device())
     _seed(seed)
     with tqdm(total=steps, desc="warm start", unit="step") as bar:
