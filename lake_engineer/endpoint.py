@@ -316,6 +316,12 @@ def _shown(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
+def _key(given: str | None) -> str:
+    "The key, without space around it; raises `PolicyError`, and does not show it, if no header can carry it."
+    key = (os.environ.get("OPENAI_API_KEY", "") if given is None else given).strip()
+    if not (key.isascii() and key.isprintable()): raise PolicyError("the key holds a character that no key has, such as a line break or a curly quote; set OPENAI_API_KEY again.")
+    return key
+
 # %% ../nbs/19_endpoint.ipynb #ep-client-2
 def _client(url: str, key: str, timeout: float) -> Any:
     "The `openai` client; retries are ours. Servers other than OpenAI's may need no key."
@@ -342,7 +348,7 @@ class Line:
         try:
             raw = self.client.chat.completions.with_raw_response.create(model=fields.pop("model"), messages=fields.pop("messages"), extra_body=fields)
             reply = read_reply(json.loads(raw.http_response.content))
-            return replace(reply, content=scrub(reply.content, self._key), reasoning=scrub(reply.reasoning, self._key))
+            return replace(reply, **{k: scrub(v, self._key) for k, v in asdict(reply).items() if isinstance(v, str)})
         except Exception as e: fault = fault_of(e)
         finally: self.meter.settle(aside, reply, lost=reply is None and (fault is None or fault.lost))
         return fault
@@ -380,7 +386,7 @@ class Endpoint:
         extra: Mapping[str, Any] | None = None,  # fields for every request, e.g. reasoning_effort; None leaves a field out
     ):
         if not model: raise PolicyError("openai:MODEL needs the name of a model.")
-        key = os.environ.get("OPENAI_API_KEY", "") if key is None else key
+        key = _key(key)
         self.model, self.replay, self.extra, self.prices = model, replay, dict(extra or {}), prices
         self.line, self.replies, self.replayed = Line(_address(base_url), key, Meter(cap, prices), manners), Replies(replies, key), Usage()
 

@@ -319,6 +319,31 @@ def test_the_key_is_nowhere(server: Server, tmp_path: Path, caplog: pytest.LogCa
     assert len(files) == 2 and "[key]" in "".join(files) and not any(SECRET in text for text in shown)
 
 
+def test_records_hold_no_key(server: Server, tmp_path: Path) -> None:
+    "Not even those of an evaluation that broke off."
+    from lake_engineer.evaluation import evaluate
+    from lake_engineer.generator import heldout
+    server.script = [ok(f"{SECRET} end"), ok(f"{SECRET}"), error(400, SECRET)]
+    ask = lambda: evaluate(policy(tmp_path / "replies"), heldout("validation", (3,), 2, 3), batch_size=1, out=tmp_path / "r.jsonl", columns=dict(policy="m"))
+    with pytest.raises(PolicyError): ask()
+    files = [f.read_text() for f in tmp_path.rglob("*") if f.is_file()]
+    server.script = [ok(SECRET)]
+    records = ask()
+    files += [f.read_text() for f in tmp_path.rglob("*") if f.is_file()] + [records.to_csv()]
+    assert len(files) == 3 + 4 + 1 and all("[key]" in text for text in files) and not any(SECRET in text for text in files)
+
+
+@pytest.mark.parametrize("around, words", [("{}\n", ""), (" {}\r\n", ""), ("{}\nx", "a character that no key has"), ("\u201c{}\u201d", "a character that no key has")])
+def test_a_key_that_was_pasted_badly_is_mended_or_refused_and_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch, around: str, words: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", around.format(SECRET))
+    if words:
+        with pytest.raises(PolicyError, match=words) as e: policy(None)
+        assert SECRET not in str(e.value) and not server.asked
+    else:
+        policy(None).complete(["x"])
+        assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
+
+
 def test_an_address_may_hold_a_secret(server: Server) -> None:
     server.script = [error(404)]
     with pytest.raises(PolicyError) as e: policy(None, base_url=server.url.replace("//", "//user:hunter2@") + "?token=hunter2").complete(["x"])
