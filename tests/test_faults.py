@@ -19,7 +19,7 @@ import pytest
 from lake_engineer import batch, evaluation, faults, loop
 from lake_engineer.engineer import make_engineer
 from lake_engineer.evaluation import PlannerPolicy, evaluate
-from lake_engineer.faults import STAGES, Whole, fingerprint, finished, in_child, stamp, trial, whole_run
+from lake_engineer.faults import STAGES, Whole, fingerprint, in_child, stamp, trial, whole_run
 from lake_engineer.generator import ConfigError, LakeConfig, generate_files, heldout
 from lake_engineer.lake import locked, write_text
 from lake_engineer.loop import Run, RunError, check_versions, context_for, design_round, evidence, run_arm, start, train_again
@@ -108,24 +108,6 @@ def test_a_disk_that_is_really_full(wholes, tmp_path: Path, stage: str, kilobyte
     if said == "not allowed": pytest.skip("no right to mount a file system")
     assert re.search("(?i)no space left|os error 28|write failed|inline_container", said) and said.split(":")[0] in ("TrainerError", "PolicyError", "OSError"), said
     assert json.loads(files) == wholes[stage][0].files
-
-
-@pytest.mark.skipif("FAULTS" not in os.environ, reason="a minute of CPU; FAULTS=1 runs it, the rest of the workflow is tested in test_study")
-def test_a_killed_snakemake_goes_on(tmp_path: Path) -> None:
-    "The job that it leaves behind may still be at work: the next one says so, waits, and finds its rounds done."
-    def alone(folder: Path) -> None: run_arm("smoke", "fixed-random", seed=0, out=folder / "runs")
-    assert in_child(alone, tmp_path / "alone").code == 0
-    wanted, zero = (tmp_path / f"runs/smoke/{arm}/seed0/round{i}/done" for arm, i in (("fixed-random", 2), ("round0", 0)))
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", str(wanted), "--config", "profile=smoke", f"runs={tmp_path}/runs", f"logs={tmp_path}/notebooks"]
-    def launch() -> subprocess.Popen: return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for moment in (zero, Run(wanted.parents[1]).round_dir(1) / "config.json"):
-        process = launch()
-        while not moment.exists() and process.poll() is None: time.sleep(0.05)
-        process.kill()
-        process.wait()
-        kept = {p: stamp(p) for p in finished(tmp_path)}
-    assert launch().wait() == 0 and {p: stamp(p) for p in kept} == kept
-    assert {k: v for k, v in fingerprint(tmp_path).items() if k.startswith("runs/")} == fingerprint(tmp_path / "alone")
 
 
 # --- places that cannot be written, files that are damaged --------------------------------------------------------------
@@ -408,6 +390,19 @@ def test_what_an_endpoint_says_is_neither_run_nor_markup_and_the_key_is_nowhere(
     with pytest.raises(ValueError) as e: redesign(tmp_path / "again", tmp_path / "none")
     shown = [page, str(e.value), *capfd.readouterr(), *(p.read_text(errors="replace") for p in tmp_path.rglob("*") if p.is_file())]
     assert "[key]" in page and not [text[:200] for text in shown if SECRET in text]
+
+
+def test_the_key_is_in_no_executed_notebook(wholes, garbled, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    "A kernel with the key in its environment, whose endpoint says the key and then refuses it."
+    from test_endpoint import error, ok
+    shutil.copytree(wholes["arm"][1], tmp_path, dirs_exist_ok=True, symlinks=True)
+    garbled.script = [ok(f"{SECRET} is no JSON"), error(400, f"bad key {SECRET}")]
+    values = dict(profile="smoke", engineer="openai:m", seed=1, out=tmp_path / "runs", options=json.dumps(dict(replies=str(tmp_path / "replies"))))
+    assert batch.main(["nbs/experiments/run_arm.ipynb", *(x for k, v in values.items() for x in ("-p", k, str(v))), "--out", str(tmp_path / "nb")]) == 1
+    files = {p: p.read_text(errors="replace") for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".safetensors"}
+    said = capfd.readouterr()
+    assert "bad key [key]" in said.err and [p for p in files if p.name.endswith(".failed.ipynb") and "[key]" in files[p]] and [p for p in files if "/replies/" in str(p) and "[key]" in files[p]]
+    assert not [text[:200] for text in (*said, *files.values(), *map(str, files)) if SECRET in text]
 
 
 def test_a_browser_of_failures_shows_text_as_text() -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lake_engineer.faults import fingerprint, finished, stamp
+from lake_engineer.loop import run_arm
+
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = """tables: {main: [{engineer: fixed-random}, {engineer: learnability}], context: []}
 seeds: {tiny: {main: 1, context: 0}}
@@ -28,7 +31,7 @@ def run(command): return subprocess.run(command, cwd=ROOT, capture_output=True, 
 
 def small(folder):
     (folder / "study.yaml").write_text(SMALL)
-    return ["profile=smoke", f"study={folder}/study.yaml", f"runs={folder}/runs", f"results={folder}/drawn", f"logs={folder}/notebooks", "reports=main dynamics"]
+    return ["profile=smoke", f"study={folder}/study.yaml", f"runs={folder}/runs", f"results={folder}/drawn", f"logs={folder}/notebooks", "reports=main"]
 
 
 @pytest.mark.parametrize("where", ["slurm", "kubernetes"])
@@ -51,21 +54,29 @@ def test_what_is_committed_is_not_trained_again():
     assert not [f"{a} {s}" for a, s in have if f"output: {ROOT}/results/runs/tiny/{a}/seed{s}/round2/done" in text], "the workflow would train again what is committed"
 
 
-def test_interrupted_and_started_again_it_redoes_nothing(tmp_path):
-    command, done = snakemake(config=small(tmp_path)), tmp_path / "runs/smoke/round0/seed0/round0/done"
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
-    while not done.exists() and process.poll() is None: time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait() != 0
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("done")}
-    assert done in kept and not (tmp_path / "drawn/figures.done").exists()
-    second = run(command)
-    assert second.returncode == 0, second.stderr[-3000:]
-    assert {p: p.stat().st_mtime_ns for p in kept} == kept
-    assert len(list((tmp_path / "runs").rglob("round2/done"))) == 2 and len(list((tmp_path / "runs").rglob("evaluation.jsonl.gz"))) == 2
+def test_killed_and_interrupted_it_redoes_nothing_and_changes_nothing(tmp_path):
+    "First Snakemake alone is killed, and the job that it leaves behind holds its run; then Ctrl-C reaches it and all its jobs."
+    command, runs = snakemake(config=small(tmp_path)), tmp_path / "runs/smoke"
+    moments = [(lambda: (runs / "round0/seed0/round0/config.json").exists(), lambda p: p.kill()),
+               (lambda: any(runs.glob("*/seed0/round1/config.json")), lambda p: os.killpg(p.pid, signal.SIGINT))]
+    kept = {}
+    for come, stop in moments:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
+        while not come() and process.poll() is None: time.sleep(0.1)
+        assert process.poll() is None, "it ended before it could be stopped"
+        stop(process)
+        assert process.wait() != 0 and {p: stamp(p) for p in kept} == kept
+        kept = {p: stamp(p) for p in finished(tmp_path)}
+    assert runs / "round0/seed0/round0/done" in kept and not (tmp_path / "drawn/figures.done").exists()
+    last = run(command)
+    assert last.returncode == 0, last.stderr[-3000:]
+    assert {p: stamp(p) for p in kept} == kept
+    whole = fingerprint(run_arm("smoke", "learnability", seed=0, out=tmp_path / "alone").path)
+    assert {k: v for k, v in fingerprint(runs / "learnability/seed0").items() if "evaluation" not in k} == whole
+    assert len(list(runs.glob("*/*/round2/done"))) == 2 == len(list(runs.rglob("evaluation.jsonl.gz")))
     assert (tmp_path / "drawn/tables/study_main_smoke.csv").read_text().count("\n") == 4  # head, base, two arms
-    third = run(command)
-    assert third.returncode == 0 and "Nothing to be done" in third.stdout + third.stderr
+    again = run(command)
+    assert again.returncode == 0 and "Nothing to be done" in again.stdout + again.stderr
 
 
 def test_a_study_that_is_none_is_one_sentence(tmp_path):
