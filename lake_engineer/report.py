@@ -124,7 +124,8 @@ def plot_rates(ax: Any, table: pd.DataFrame) -> None:
         y = 100 * rows[["valid_rate", "valid_low", "valid_high"]].to_numpy()
         ax.errorbar(x, y[:, 0], yerr=[y[:, 0] - y[:, 1], y[:, 2] - y[:, 0]], label=name, color=ARM_COLORS[k % len(ARM_COLORS)], marker="osD^vPX*"[k % 8], capsize=2, lw=1.5)
     ax.set_xticks(range(len(rows)), ["base", *(f"round {r}" for r in rows["round"][1:])])
-    ax.set_ylabel("valid, % of validation boards"); ax.set_title(f"Validation, {base.n} boards, 95 % intervals"); ax.legend(frameon=False)
+    ax.set_ylabel("valid, % of validation boards"); ax.set_title(f"Validation, {base.n} boards, 95 % intervals")
+    ax.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.1))
 
 # %% ../nbs/15_report.ipynb #re-lines-2
 def _with_base(table: pd.DataFrame, arm: str) -> pd.DataFrame:
@@ -329,7 +330,7 @@ def plot_causes(ax: Any, table: pd.DataFrame) -> None:
     "What `cause_table` returns, in percent; checks that never fail first are left out."
     shares = 100 * table[(table.index == "all") | (table > 0).any(axis=1)]
     ax.imshow(shares.iloc[:-1].to_numpy(), cmap="Blues", vmin=0, vmax=100, aspect="auto", extent=(-0.5, shares.shape[1] - 0.5, len(shares) - 1.5, -0.5))
-    for (i, j), v in np.ndenumerate(shares.to_numpy()): ax.text(j, i, f"{v:.0f}", ha="center", va="center", color="white" if v > 60 and i < len(shares) - 1 else "black")
+    for (i, j), v in np.ndenumerate(shares.to_numpy()): ax.text(j, i, f"{v:.0f}", ha="center", va="center", fontsize=8, color="white" if v > 60 and i < len(shares) - 1 else "black")
     ax.set_xticks(range(shares.shape[1]), [str(c) for c in shares.columns])
     ax.set_yticks(range(len(shares)), [c.replace("_", " ") for c in shares.index])
     ax.set(xlabel=str(table.columns.name).replace("_", " "), ylim=(len(shares) - 0.5, -0.5), title="first failed check, % of answers")

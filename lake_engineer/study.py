@@ -212,7 +212,7 @@ def plot_curves(ax: Any, frame: pd.DataFrame, what: str = "valid") -> None:
         ax.plot(wide.index, wide.mean(axis=1), color=color, lw=2, marker="osD^vPX*"[k % 8], ms=5, label=f"{arm} ({wide.shape[1]})")
     rounds = sorted(frame["round"].unique())
     ax.set_xticks(rounds, ["base" if r < 0 else f"round {r}" for r in rounds])
-    ax.set(ylabel=f"{what}, % of validation boards", title="means over seeds (their number)"); ax.legend(frameon=False, fontsize=8)
+    ax.set(ylabel=f"{what}, % of validation boards", title="thick: mean over seeds (how many); thin: one seed"); ax.legend(frameon=False, fontsize=8)
 
 # %% ../nbs/22_study.ipynb #sy-forest
 def plot_differences(ax: Any, runs: Runs, reference: str = "fixed-random", what: str = "valid") -> None:
@@ -265,7 +265,7 @@ def plot_signal(ax: Any, frame: pd.DataFrame) -> None:
     "What `signal_frame` returns."
     for k, (arm, g) in enumerate(frame.groupby("arm", sort=False)):
         ax.plot(g.bought, 100 * g.silent, "osD^vPX*"[k % 8], color=ARM_COLORS[k % len(ARM_COLORS)], ms=5, ls="", label=arm)
-    ax.set(xlabel="learnability bought, sum of data ratio times p(1-p)", ylabel="groups without signal, %", title="each point is a designed round"); ax.legend(frameon=False, fontsize=8)
+    ax.set(xlabel="learnability bought, sum of data ratio times p(1-p)", ylabel="groups without signal, %", title="each point is a designed round of one seed"); ax.legend(frameon=False, fontsize=8)
 
 # %% ../nbs/22_study.ipynb #sy-train
 def training_frame(runs: Runs, columns: Sequence[str] = ("valid_rate", "groups_without_signal", "tokens_per_answer", "entropy")) -> pd.DataFrame:
