@@ -112,9 +112,10 @@ def to_markdown(table: pd.DataFrame) -> str:
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in [list(table), ["---"] * table.shape[1], *table.to_numpy().tolist()]]
     return "\n".join(lines) + "\n"
 
-# %% ../nbs/15_report.ipynb #re-lines
+# %% ../nbs/15_report.ipynb #re-colors
 ARM_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")  # Okabe and Ito, safe for colour-blind eyes
 
+# %% ../nbs/15_report.ipynb #re-lines
 def plot_rates(ax: Any, table: pd.DataFrame) -> None:
     "Valid rate per round and arm with Wilson intervals, the base as the common beginning."
     base, arms = table[table["round"] == "-"].iloc[0], list(dict.fromkeys(table.arm[table["round"] != "-"]))
