@@ -86,6 +86,7 @@ def knows_words(tokenizer: Any) -> bool:
     "Whether a tokenizer has the words of the second skill."
     return "design" in tokenizer.get_vocab() and "valid:0" in tokenizer.get_vocab()
 
+# %% ../nbs/24_skill.ipynb #sk-add-2
 def add_words(
     policy: LocalPolicy,  # of the tiny vocabulary
     seed: int = 0,  # of the new rows
@@ -131,6 +132,7 @@ def _random_context(sizes: Sequence[int], rng: np.random.Generator) -> Context:
         return SizeBreakdown(200, valid, valid, {checks[0]: int(k) for checks, k in zip(KINDS.values(), causes)})
     return Context(LakeConfig.random(sizes, seed=int(rng.integers(2**31))), FailureBreakdown({s: one() for s in sizes}))
 
+# %% ../nbs/24_skill.ipynb #sk-form
 def form_examples(
     n: int,
     sizes: Sequence[int],

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 import numpy as np
 import yaml
 
-from .engineer import make_engineer
+from .engineer import make_engineer, rank_correlation
 from .evaluation import cause_table, compare, over_seeds, read_records
 from .generator import FIELDS
 from .lake import write_text
@@ -26,10 +26,11 @@ from .settings import at_root, load_profile
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['Runs', 'Arm', 'Transfer', 'Study', 'load_study', 'study_runs', 'last_records', 'arm_row', 'arm_table',
+__all__ = ['Runs', 'PROPERTIES', 'Arm', 'Transfer', 'Study', 'load_study', 'study_runs', 'last_records', 'arm_row', 'arm_table',
            'arm_table_percent', 'verdict', 'spent', 'compute_table', 'transfer_table', 'curves', 'plot_curves',
-           'plot_differences', 'config_frame', 'plot_budgets', 'signal_frame', 'plot_signal', 'training_frame',
-           'plot_training', 'cause_frame', 'save_table', 'save_both', 'places']
+           'plot_differences', 'config_frame', 'plot_budgets', 'signal_frame', 'plot_signal', 'gain_frame',
+           'gain_correlations', 'plot_gains', 'training_frame', 'plot_training', 'cause_frame', 'save_table',
+           'save_both', 'places']
 
 # %% ../nbs/22_study.ipynb #sy-arm
 class Arm(BaseModel, frozen=True, extra="forbid"):
@@ -74,7 +75,7 @@ def load_study(path: str | Path = "configs/study.yaml") -> Study:
     path = at_root(path)
     if not path.is_file(): raise RunError(f"there is no file {path.name} in {path.parent}; a study is written like configs/study.yaml.")
     try: study = Study(**(yaml.safe_load(path.read_text()) or {}))
-    except (yaml.YAMLError, TypeError) as e: raise RunError(f"{path.name} is no YAML: {' '.join(str(e).split())}.") from None
+    except (yaml.YAMLError, TypeError, UnicodeDecodeError) as e: raise RunError(f"{path.name} is no YAML: {' '.join(str(e).split())}.") from None
     except ValidationError as e: raise RunError(f"{path.name}: {'.'.join(map(str, e.errors()[0]['loc']))}: {e.errors()[0]['msg']}.") from None
     _check_study(study, path.name)
     return study
@@ -85,6 +86,7 @@ def _check_study(study: Study, file: str) -> None:
     if "tiny" not in study.seeds: raise RunError(f"{file}: seeds must say how many for the profile tiny, which stands for every profile that is not named.")
     for profile, counts in study.seeds.items():
         if odd := set(counts) ^ set(study.tables): raise RunError(f"{file}: seeds of {profile} and tables do not agree about {min(odd)!r}.")
+        if odd := {t for t, n in counts.items() if n < 0}: raise RunError(f"{file}: seeds of {profile}, {min(odd)}: must be at least 0.")
     if odd := set(study.transfer.tables) - set(study.tables): raise RunError(f"{file}: transfer names the table {min(odd)!r}; there are {', '.join(study.tables)}.")
     for arm in study.arms().values(): make_engineer(arm.engineer, context=arm.context, **arm.options)
 
@@ -266,6 +268,41 @@ def plot_signal(ax: Any, frame: pd.DataFrame) -> None:
     for k, (arm, g) in enumerate(frame.groupby("arm", sort=False)):
         ax.plot(g.bought, 100 * g.silent, "osD^vPX*"[k % 8], color=ARM_COLORS[k % len(ARM_COLORS)], ms=5, ls="", label=arm)
     ax.set(xlabel="learnability bought, sum of data ratio times p(1-p)", ylabel="groups without signal, %", title="each point is a designed round of one seed"); ax.legend(frameon=False, fontsize=8)
+
+# %% ../nbs/22_study.ipynb #sy-gains
+PROPERTIES = {"waits": "wait ratio", "holes": "hole ratio", "size": "mean size", "spread": "sizes the budget is spread over", "bought": "learnability bought"}
+
+def gain_frame(runs: Runs) -> pd.DataFrame:
+    "Per designed round: `gain` in validation, points from the mean of the rounds with that number, and its `PROPERTIES`; equal rounds of a seed count once."
+    import pandas as pd
+    f = config_frame(runs)
+    def mean(values: pd.Series) -> pd.Series: return (f.data_ratio * values).groupby([f.arm, f.seed, f["round"]], sort=False).sum()
+    told = dict(waits=mean(f.wait_ratio), holes=mean(f.hole_ratio), size=mean(f["size"]), spread=np.exp(mean(-np.log(f.data_ratio.where(f.data_ratio > 0, 1.0)))),
+                bought=mean(f.seen * (1 - f.seen)))
+    table = pd.DataFrame(told).reset_index().query("round > 0")
+    found = [runs[a][s] for a, s in zip(table.arm, table.seed)]
+    table["gain"] = [100 * (r.trained(i).valid.mean() - r.validation(r.starts_from(i)).valid.mean()) for r, i in zip(found, table["round"])]
+    table = table.round(9).drop_duplicates(["seed", "round", "gain", *PROPERTIES]).reset_index(drop=True)
+    return table.assign(gain=table.gain - table.groupby("round").gain.transform("mean"))
+
+# %% ../nbs/22_study.ipynb #sy-gains-2
+def gain_correlations(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    "Spearman's rank correlation of each of `PROPERTIES` with the gain, and its 95 % bootstrap interval over rounds (scipy)."
+    import pandas as pd
+    from scipy.stats import bootstrap
+    def row(column: str) -> dict[str, Any]:
+        pair, how = (frame[column].to_numpy(), frame.gain.to_numpy()), dict(paired=True, vectorized=False, n_resamples=1000, method="percentile", rng=seed)
+        low, high = bootstrap(pair, rank_correlation, **how).confidence_interval if len(frame) > 1 else (np.nan, np.nan)  # type: ignore[arg-type]
+        return {"property": PROPERTIES[column], "rounds": len(frame)} | {k: round(float(v), 2) for k, v in (("rank correlation", rank_correlation(*pair)), ("low", low), ("high", high))}
+    return pd.DataFrame([row(column) for column in PROPERTIES])
+
+def plot_gains(axes: Sequence[Any], frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    "The gain against some of `PROPERTIES`, one panel each."
+    for ax, column in zip(axes, columns):
+        ax.plot(frame[column], frame.gain, "o", color=ARM_COLORS[0], ms=4, alpha=0.6)
+        ax.axhline(0, color="#888888", lw=0.8)
+        ax.set(xlabel=PROPERTIES[column])
+    axes[0].set_ylabel("gain of a round, points from the mean")
 
 # %% ../nbs/22_study.ipynb #sy-train
 def training_frame(runs: Runs, columns: Sequence[str] = ("valid_rate", "groups_without_signal", "tokens_per_answer", "entropy")) -> pd.DataFrame:
