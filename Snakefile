@@ -10,21 +10,28 @@ import os
 import sys
 from pathlib import Path
 
+from lake_engineer.loop import RunError
 from lake_engineer.settings import at_root, load_profile
 from lake_engineer.study import load_study
 
-STUDY = load_study(config.get("study", "configs/study.yaml"))
-PROFILE = load_profile(config.get("profile", "tiny"))
-RUNS = at_root(config.get("runs", "results/runs")) / PROFILE.name
-TABLES = str(config.get("tables", "")).split() or list(STUDY.tables)
+STUDY = load_study(str(config.get("study", "configs/study.yaml")))
+PROFILE = load_profile(str(config.get("profile", "tiny")))
+RUNS = at_root(str(config.get("runs", "results/runs"))) / PROFILE.name
+def words(key, default, known):  # of --config, each of which must be known
+    asked = str(config.get(key, "")).split() or list(default)
+    if odd := [x for x in asked if x not in known]: raise RunError(f"--config {key}: there is no {odd[0]!r}; there are {', '.join(known)}.")
+    return asked
+
+if odd := set(config) - {"study", "profile", "runs", "tables", "reports", "results", "logs"}: raise RunError(f"--config takes study, profile, runs, tables, reports, results and logs, not {min(odd)!r}.")
+NOTEBOOKS = at_root("nbs/experiments")
+TABLES = words("tables", STUDY.tables, list(STUDY.tables))
 ARMS, LAST = STUDY.arms(), PROFILE.rounds - 1
 WANTED = STUDY.wanted(PROFILE.name, *TABLES)
 ASKED = STUDY.wanted(PROFILE.name, *[t for t in STUDY.transfer.tables if t in TABLES])
-REPORTS = config.get("reports", "main context dynamics case_study").split()
-RESULTS = config.get("results", "")  # folder that gets tables/ and figures/; the repository's own if empty
+REPORTS = words("reports", ["main", "context", "dynamics", "case_study"], sorted(p.stem[7:] for p in NOTEBOOKS.glob("report_*.ipynb")))
+RESULTS = str(config.get("results", ""))  # folder that gets tables/ and figures/; the repository's own if empty
 BATCH = f"{sys.executable} -m lake_engineer.batch --quiet"
-LOGS = at_root(config.get("logs", "results/notebooks")) / PROFILE.name
-NOTEBOOKS = at_root("nbs/experiments")
+LOGS = at_root(str(config.get("logs", "results/notebooks"))) / PROFILE.name
 DONE0 = str(RUNS / "round0/seed{seed}/round0/done")
 DONE, EVALUATED = (str(RUNS / "{arm}/seed{seed}" / f"round{LAST}" / name) for name in ("done", "evaluation.jsonl.gz"))
 DRAWN = (at_root(RESULTS) if RESULTS else LOGS) / "figures.done"

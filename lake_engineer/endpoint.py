@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -348,7 +349,8 @@ class Line:
         try:
             raw = self.client.chat.completions.with_raw_response.create(model=fields.pop("model"), messages=fields.pop("messages"), extra_body=fields)
             reply = read_reply(json.loads(raw.http_response.content))
-            return replace(reply, **{k: scrub(v, self._key) for k, v in asdict(reply).items() if isinstance(v, str)})
+            told: dict[str, Any] = {k: scrub(v, self._key) if isinstance(v, str) else v for k, v in asdict(reply).items()}
+            return Reply(**told)
         except Exception as e: fault = fault_of(e)
         finally: self.meter.settle(aside, reply, lost=reply is None and (fault is None or fault.lost))
         return fault
@@ -447,6 +449,8 @@ class EndpointPolicy:
         length_field: str = "max_tokens",  # OpenAI's own reasoning models want max_completion_tokens
         **options: Any,
     ):
+        known = list(inspect.signature(Endpoint).parameters)[1:]
+        if strange := set(options) - set(known): raise PolicyError(f"openai:MODEL has no option {min(strange)!r}; it has thinking, length_field, {', '.join(known)}.")
         self.endpoint, self.name, self.thinking, self.length_field = Endpoint(model, **options), model, thinking, length_field
 
     def asks(self, prompts: Sequence[str], n: int = 1, temperature: float = 0.0, max_tokens: int = 64, seed: int = 0) -> list[Ask]:

@@ -201,15 +201,22 @@ def _same(records: pd.DataFrame, ids: Sequence[str], columns: Mapping[str, Any],
 # %% ../nbs/10_evaluation.ipynb #ev-asked
 def _check_question(instances: Sequence[Instance], objective: Objective, columns: Mapping[str, Any], samples: int, **numbers: int) -> list[str]:
     "The id of every row to come; raises `LakeError` if these boards cannot be asked about like this."
+    if not (isinstance(instances, Sequence) and all(isinstance(x, Instance) for x in instances)): raise LakeError(f"instances must be a list of boards, not {instances!r:.60}.")
     if not instances: raise LakeError("there are no boards to evaluate on.")
     ids = [x.id for x in instances]
     if twice := [id for id, k in Counter(ids).items() if k > 1]: raise LakeError(f"board {twice[0]!r} is among the instances twice; every board is asked once.")
     if unsolved := [x.id for x in instances if x.optimum(objective) is None]:
         raise LakeError(f"board {unsolved[0]!r} has no known optimum; fill it in with lake_engineer.solver.annotate.")
     for name, value in {"samples": samples, **numbers}.items():
-        if value < 1: raise LakeError(f"{name} must be at least 1, not {value}.")
+        if not isinstance(value, int) or value < 1: raise LakeError(f"{name} must be a whole number of at least 1, not {value!r:.40}.")
     if strange := set(columns) - set(OPTIONAL): raise LakeError(f"{min(strange)!r} is no optional column of a record; allowed are {', '.join(OPTIONAL)}.")
     return [id for id in ids for _ in range(samples)]
+
+def _check_asker(policy: Any, seed: Any, temperature: Any) -> None:
+    "Raise `LakeError` for what is no policy, and for settings that no policy can have."
+    if not hasattr(policy, "complete"): raise LakeError(f"{policy!r:.60} is no policy; find_policy and load_policy make one of a name.")
+    if not isinstance(seed, int) or isinstance(seed, bool): raise LakeError(f"seed must be a whole number, not {seed!r:.40}.")
+    if not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf: raise LakeError(f"temperature must be a number from 0 on, not {temperature!r:.40}.")
 
 # %% ../nbs/10_evaluation.ipynb #ev-ask
 def _ask(policy: Policy, prompts: list[str], samples: int, temperature: float, max_tokens: int, seed: int, timed: bool) -> tuple[list[list[Completion]], dict[str, float]]:
@@ -236,6 +243,7 @@ def evaluate(
 ) -> pd.DataFrame:
     "One row per instance and sample (see `COLUMNS`); but for seconds, the same policy, instances and seed give the same rows."
     out, numbers = Path(out) if out else None, dict(samples=samples, batch_size=batch_size, max_tokens=max_tokens)
+    _check_asker(policy, seed, temperature)
     ids = _check_question(instances, objective, columns, **numbers)
     if out and out.exists(): return _same(read_records(out), ids, columns, out)
     prompts = [prompt(i, style, getattr(policy, "thinking", False), objective) for i in instances]
@@ -306,6 +314,7 @@ class PlannerPolicy:
     "A path finder as a policy: it reads the compact prompt, and a token is a word."
     thinking = False
     def __init__(self, name: str):  # one of `PLANNERS`
+        if name not in PLANNERS: raise LakeError(f"there is no path finder {name!r:.40}; there are {', '.join(PLANNERS)}.")
         self.name, self.plan = name, PLANNERS[name]
 
     def answer(self, text: str, max_tokens: int, seed: Sequence[int]) -> Completion:

@@ -266,8 +266,10 @@ def first_config(
     "The configuration of round 0; raises `ConfigError` or `RunError` with one sentence if the given one cannot be used."
     if not given: return LakeConfig.random(profile.sizes, round_seed(seed, 0))
     if not given.lstrip().startswith("{"):
-        if not at_root(given).is_file(): raise RunError(f"config must be a JSON object or a file that holds one, but there is no file {given!r}.")
-        given = at_root(given).read_text()
+        try: given = at_root(given).read_text()
+        except (OSError, ValueError) as e:
+            why = f"there is no file {given!r:.80}" if not isinstance(e, UnicodeDecodeError) else f"{given!r} is no text"
+            raise RunError(f"config must be a JSON object or a file that holds one, but {why}.") from None
     config = LakeConfig.from_json(given)
     if tuple(config.sizes) != profile.sizes:
         raise RunError(f"config speaks about sizes {', '.join(map(str, config.sizes))}, but profile {profile.name!r} has {', '.join(map(str, profile.sizes))}.")
@@ -365,6 +367,18 @@ def read_options(
     if not isinstance(options, dict): raise RunError(f"options must be a JSON object such as {{\"n\": 3}}, not {text!r:.80}.")
     return options
 
+# %% ../nbs/13_loop.ipynb #lo-called
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = dict(
+    profile=((str, Profile), "the name of a profile, or a Profile"), context=((str,), "a text such as 'V6'"), seed=((int,), "a whole number from 0 to 4,000,000"), config=((str,), "JSON, or the name of a file of it"),
+    out=((str, os.PathLike, type(None)), "the name of a folder"), resume=((bool,), "True or False"), guard=((bool,), "True or False"), options=((Mapping, type(None)), "a dictionary such as dict(n=3)"))
+
+def _check_called(**given: Any) -> None:
+    "Raise `RunError` for an argument of another kind than `run_arm` takes."
+    for name, value in given.items():
+        kinds, words = _KINDS[name]
+        fits = isinstance(value, kinds) and not (name == "seed" and (isinstance(value, bool) or value not in range(4_000_001)))  # libraries take seeds below 2**32
+        if not fits: raise RunError(f"{name} must be {words}, not {value!r:.60}.")
+
 # %% ../nbs/13_loop.ipynb #lo-asked
 def _check_asked(profile: Profile, engineer: str, how: dict[str, Any]) -> None:
     "Wrong input shows before any work starts."
@@ -387,9 +401,9 @@ def run_arm(
 ) -> Run:
     "All rounds of one arm. Calling it again continues where it stopped, and does nothing to what is done."
     import torch
+    _check_called(profile=profile, context=context, seed=seed, out=out, config=config, resume=resume, guard=guard, options=options)
     profile = load_profile(profile) if isinstance(profile, str) else profile
-    how = _how(seed, context, options)
-    _check_asked(profile, engineer, how)
+    _check_asked(profile, engineer, how := _how(seed, context, options))
     first, out = first_config(profile, seed, config), at_root(out) if out else runs_dir()
     torch.set_num_threads(profile.threads)
     zero = round_zero(profile, seed, first, out)

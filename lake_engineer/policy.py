@@ -201,6 +201,14 @@ def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
     ids = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
     return ids if tokenizer.eos_token_id in ids else [*ids, tokenizer.eos_token_id]
 
+# %% ../nbs/08_policy.ipynb #pol-asked
+def _check_asked(prompts: Any, n: Any, temperature: Any, max_tokens: Any) -> None:
+    "Raise `PolicyError` for what no policy can be asked."
+    if isinstance(prompts, str) or not all(isinstance(p, str) and p.strip() for p in prompts): raise PolicyError(f"prompts must be a list of texts, none empty, not {prompts!r:.60}.")
+    for name, value in (("n", n), ("max_tokens", max_tokens)):
+        if not isinstance(value, int) or value < 1: raise PolicyError(f"{name} must be a whole number of at least 1, not {value!r:.40}.")
+    if not isinstance(temperature, (int, float)) or not 0 <= temperature < float("inf"): raise PolicyError(f"temperature must be a number from 0 on, not {temperature!r:.40}.")
+
 # %% ../nbs/08_policy.ipynb #pol-local
 class LocalPolicy(TextModel):
     "A model on this machine as a policy."
@@ -212,6 +220,7 @@ class LocalPolicy(TextModel):
     def complete(self, prompts: Sequence[str], n: int = 1, temperature: float = 0.0, max_tokens: int = 64, seed: int = 0) -> list[list[Completion]]:
         "`n` answers to each prompt, `manner.batch_size` prompts at once; the same seed gives the same answers."
         import torch
+        _check_asked(prompts, n, temperature, max_tokens)
         self.model.eval()
         generator, size = torch.Generator(self.model.device).manual_seed(seed), self.manner.batch_size
         out: list[Completion] = []
@@ -348,6 +357,7 @@ def _unpack(gguf: Path, folder: Path) -> None:
 def _folder(where: str) -> Path | None:
     "The folder that `where` names, None if it must be a hub id."
     folder = packaged_model(PACKAGED[where]) if where in PACKAGED else at_root(where)
+    if not where.strip() or folder.is_file(): raise PolicyError(f"no policy at {where!r}: give the folder of a model, not a file.")
     return folder if folder.is_dir() else None
 
 def _refuse_pickles(folder: Path) -> None:
@@ -410,7 +420,10 @@ def _quiet() -> None:
 # %% ../nbs/08_policy.ipynb #pol-load-2
 def _manner(given: dict[str, Any]) -> Manner:
     if strange := set(given) - (known := {f.name for f in fields(Manner)}): raise PolicyError(f"a policy has no setting {min(strange)!r}; it has {', '.join(sorted(known))}.")
-    return Manner(**given)
+    manner = Manner(**given)
+    if manner.dtype not in ("auto", "float32", "bfloat16"): raise PolicyError(f"dtype must be auto, float32 or bfloat16, not {manner.dtype!r:.40}.")
+    if not isinstance(manner.batch_size, int) or manner.batch_size < 1: raise PolicyError(f"batch_size must be a whole number of at least 1, not {manner.batch_size!r:.40}.")
+    return manner
 
 def _tokenizer(source: str, trust_remote_code: bool = False) -> Any:
     "The tokenizer of a model; where its files are missing, Transformers may make one without words."

@@ -79,6 +79,13 @@ def test_killed_and_interrupted_it_redoes_nothing_and_changes_nothing(tmp_path):
     assert again.returncode == 0 and "Nothing to be done" in again.stdout + again.stderr
 
 
+@pytest.mark.parametrize("given, words", [("tables=nonsense", "--config tables: there is no 'nonsense'; there are main"), ("reports=nonsense", "--config reports: there is no 'nonsense'"),
+                                          ("profle=smoke", "--config takes study, profile, runs, tables, reports, results and logs, not 'profle'")])
+def test_a_word_that_the_workflow_does_not_know_is_refused(given, words):
+    done = run(snakemake("-n", config=[given]))
+    assert done.returncode == 1 and words in done.stdout + done.stderr
+
+
 def test_a_study_that_is_none_is_one_sentence(tmp_path):
     (tmp_path / "study.yaml").write_text(SMALL.replace("learnability", "magic"))
     done = run(snakemake("-n", config=["profile=smoke", f"study={tmp_path}/study.yaml"]))
