@@ -1,10 +1,13 @@
 "What a user types in a shell: papermill by itself, the strict runner, and what they say to wrong input."
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from lake_engineer.batch import checked
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN_ARM = "nbs/experiments/run_arm.ipynb"
@@ -53,21 +56,40 @@ def config(**changes):
     return json.dumps({str(s): dict(data_ratio=0.5, hole_ratio=0.2, wait_ratio=0.5) | changes for s in (3, 4)})
 
 
+def run_here(notebook, values):
+    "The notebook's cells with these parameters, in this process, which has what a kernel would have to import each time."
+    first, *others = ["".join(c["source"]) for c in json.loads((ROOT / notebook).read_text())["cells"] if c["cell_type"] == "code"]
+    scope = {}
+    exec(first, scope)
+    scope.update(checked(ROOT / notebook, values))
+    for cell in others: exec(cell, scope)
+
+
 @pytest.mark.parametrize("parameters, words", [
     (dict(profile="huge"), "there is no profile 'huge'"),
     (dict(engineer="oracle"), "there is no engineer 'oracle'"),
     (dict(context="V9"), "V9"),
-    (dict(seed="three"), "parameter seed must be an int"),
-    (dict(sed="3"), "no parameter sed; it takes profile, engineer"),
+    (dict(seed="-1"), "seed must be a whole number from 0"),
     (dict(config=config(hole_ratio=1.2)), "hole_ratio"),
     (dict(config=config(wait_ratio="much")), "wait_ratio"),
     (dict(config=config().replace('"3"', '"2"')), "size"),
     (dict(config="nowhere.json"), "no file 'nowhere.json'"),
-    (dict(guard="maybe"), "parameter guard must be a bool"),
+    (dict(config="x" * 5000), "no file 'xxx"),
     (dict(options="n=3"), "options must be a JSON object"),
     (dict(engineer="llm", options='{"gain": "much"}'), "option gain of engineer 'llm' cannot be 'much'"),
 ])
-def test_wrong_input_is_one_sentence_and_leaves_no_run(tmp_path, parameters, words):
+def test_wrong_input_is_one_sentence(tmp_path, parameters, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as e: run_here(RUN_ARM, dict(profile="smoke", out=str(tmp_path / "runs")) | parameters)
+    assert "\n" not in str(e.value) and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("parameters, words", [
+    (dict(engineer="oracle"), "there is no engineer 'oracle'"),
+    (dict(seed="three"), "parameter seed must be an int"),
+    (dict(sed="3"), "no parameter sed; it takes profile, engineer"),
+    (dict(guard="maybe"), "parameter guard must be a bool"),
+])
+def test_in_a_shell_it_is_one_line_and_leaves_no_run(tmp_path, parameters, words):
     flags = [x for k, v in (dict(profile="smoke") | parameters).items() for x in ("-p", k, v)]
     done = batch(RUN_ARM, *flags, "-p", "out", tmp_path / "runs", "--out", tmp_path / "nb", "--quiet")
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
