@@ -302,7 +302,7 @@ def plot_gains(axes: Sequence[Any], frame: pd.DataFrame, columns: Sequence[str])
         ax.plot(frame[column], frame.gain, "o", color=ARM_COLORS[0], ms=4, alpha=0.6)
         ax.axhline(0, color="#888888", lw=0.8)
         ax.set(xlabel=PROPERTIES[column])
-    axes[0].set_ylabel("gain of a round, points from the mean")
+    axes[0].set_ylabel("gain, points from the mean")
 
 # %% ../nbs/22_study.ipynb #sy-train
 def training_frame(runs: Runs, columns: Sequence[str] = ("valid_rate", "groups_without_signal", "tokens_per_answer", "entropy")) -> pd.DataFrame:
