@@ -50,7 +50,7 @@ def _size_words(size: int, c: SizeConfig, s: SizeBreakdown | None) -> list[str]:
     n = s.n if s and s.n > 0 else 0
     def share(count: float) -> float: return min(max(count / n, 0.0), 1.0) if n and math.isfinite(count) else math.nan
     valid, causes = (s.valid, s.causes) if s else (math.nan, {})
-    told = [word("valid", share(valid)), *(word(kind, share(sum(causes.get(c, 0) for c in checks))) for kind, checks in KINDS.items())]
+    told = [word("valid", share(valid)), *(word(kind, share(sum(causes.get(check, 0) for check in checks))) for kind, checks in KINDS.items())]
     return ["size", str(size), *told, word("data", c.data_ratio), word("holes", c.hole_ratio), word("waits", c.wait_ratio)]
 
 def read_words(context: Context) -> str:
@@ -112,7 +112,7 @@ def ask_words(
 ) -> list[list[str]]:
     "`n` answers to each context."
     import torch
-    if not contexts: raise LakeError("there is no context to answer.")
+    if len({tuple(sorted(c.config.sizes)) for c in contexts}) != 1: raise LakeError("contexts that are answered together must be at least one, and speak about the same sizes.")
     allowed = [tokenizer.convert_tokens_to_ids(place) for place in slots(tuple(contexts[0].config.sizes))]
     ids = torch.tensor(token_ids(tokenizer, [read_words(c) for c in contexts], "the policy"), device=model.device)
     how: dict[str, Any] = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0, num_return_sequences=n) if temperature else dict(do_sample=False)
