@@ -109,11 +109,17 @@ def validation_instances(profile: Profile) -> tuple[Instance, ...]:
     return tuple(heldout("validation", profile.sizes, profile.num_agents, profile.validation_instances))
 
 # %% ../nbs/13_loop.ipynb #lo-seeds-2
-def validate(policy: LocalPolicy, profile: Profile, out: Path, label: str) -> pd.DataFrame:
-    "Greedy answers of `policy` on the validation boards, kept in `out`."
+def validate(
+    policy: LocalPolicy,
+    profile: Profile,
+    out: Path | None,  # file of the records; not kept if None
+    label: str,
+    **how: Any,  # other than greedy, once: `samples`, `temperature`, `seed` of `evaluate`
+) -> pd.DataFrame:
+    "Answers of `policy` on the validation boards, greedy unless told otherwise."
     e = profile.evaluate
     return evaluate(policy, validation_instances(profile), style=profile.style, max_tokens=e.max_tokens, batch_size=e.batch_size,
-                    objective=profile.objective, out=out, label=label)
+                    objective=profile.objective, out=out, label=label, **how)
 
 # %% ../nbs/13_loop.ipynb #lo-change
 @dataclass(frozen=True)

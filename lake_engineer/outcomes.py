@@ -20,10 +20,10 @@ import numpy as np
 from .batch import provenance
 from .context import Context
 from .engineer import make_engineer
-from .evaluation import FailureBreakdown, evaluate, failure_breakdown
+from .evaluation import FailureBreakdown, failure_breakdown
 from .generator import LakeConfig, generate
 from .lake import LakeError, locked, write_text
-from .loop import Run, first_config, runs_dir, validation_instances
+from .loop import Run, first_config, validate
 from .policy import LocalPolicy, load_policy
 from .settings import Profile
 
@@ -56,18 +56,15 @@ def after_round(
     return Situation(f"{run.path.parent.name}-{run.path.name}-round{number}", boards, run.round_dir(number) / "checkpoint", context)
 
 # %% ../nbs/23_outcomes.ipynb #ou-before
-def before_training(profile: Profile, seed: int, out: Path | None = None) -> Situation:
-    "The situation of the base with the first configuration of a seed; `out` is a folder of runs where it was validated."
-    from lake_engineer.evaluation import read_records
+def before_training(profile: Profile, seed: int) -> Situation:
+    "The situation of the base with the first configuration of a seed."
     from lake_engineer.trainer import base_policy
     base = base_policy(profile)
-    known = (out or runs_dir()) / profile.name / "base" / "validation.jsonl"
-    records = read_records(known) if known.exists() else evaluate(base, validation_instances(profile), style=profile.style, objective=profile.objective)
-    context = Context(first_config(profile, seed), failure_breakdown(records), round=1, rounds=max(profile.rounds, 2), epochs=profile.train.epochs)
+    context = Context(first_config(profile, seed), failure_breakdown(validate(base, profile, None, "base")), round=1, rounds=max(profile.rounds, 2), epochs=profile.train.epochs)
     return Situation(f"base-seed{seed}", 0, Path(base.source), context)
 
 # %% ../nbs/23_outcomes.ipynb #ou-profile
-MICRO_SEED = 1_000_000  # added to a micro-round's seed: its boards are no other round's
+MICRO_SEED = 1_000_000  # added to a micro-round's seed, far from what `round_seed` gives
 
 def micro_profile(
     profile: Profile,
@@ -86,12 +83,9 @@ def measured(
     seed: int = 0,
 ) -> dict[str, Any]:
     "Validation of a policy, per size: boards, greedy valid and optimal answers, and the mean valid share of sampled answers."
-    ask: dict[str, Any] = dict(style=profile.style, objective=profile.objective, max_tokens=profile.evaluate.max_tokens, batch_size=profile.evaluate.batch_size)
-    boards = validation_instances(profile)
-    greedy = failure_breakdown(evaluate(policy, boards, label="greedy", **ask))
-    told: dict[str, Any] = dict(greedy=greedy.to_dict())
+    told: dict[str, Any] = dict(greedy=failure_breakdown(validate(policy, profile, None, "greedy")).to_dict())
     if samples:
-        drawn = evaluate(policy, boards, samples=samples, temperature=profile.train.temperature, seed=seed, label="sampled", **ask)
+        drawn = validate(policy, profile, None, "sampled", samples=samples, temperature=profile.train.temperature, seed=seed)
         told["sampled"] = {str(size): round(float(v), 6) for size, v in drawn.groupby("size").valid.mean().items()}
     return told
 

@@ -84,7 +84,7 @@ def config_of(text: str) -> dict[str, dict[str, float]]:
 # %% ../nbs/24_skill.ipynb #sk-add
 def knows_words(tokenizer: Any) -> bool:
     "Whether a tokenizer has the words of the second skill."
-    return "design" in tokenizer.get_vocab() and "valid:0" in tokenizer.get_vocab()
+    return {"design", "valid:0"} <= tokenizer.get_vocab().keys()
 
 # %% ../nbs/24_skill.ipynb #sk-add-2
 def add_words(

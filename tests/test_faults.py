@@ -27,8 +27,8 @@ from lake_engineer.policy import PolicyError
 from lake_engineer.settings import SettingsError, at_root, load_profile, profile_names
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = [("generate", "kill", 3), ("generate", "kill, clock set back", 1), ("generate", "full disk", 1), ("benchmark", "kill", 2), ("benchmark", "full disk", 1),
-         ("evaluate", "kill", 2), ("evaluate", "kill at a time", 1), ("evaluate", "full disk", 2), ("propose", "kill", 1), ("propose", "full disk", 1),
+QUICK = [("generate", "kill", 4), ("generate", "kill, clock set back", 2), ("generate", "full disk", 2), ("benchmark", "kill", 3), ("benchmark", "full disk", 1),
+         ("evaluate", "kill", 3), ("evaluate", "kill at a time", 2), ("evaluate", "full disk", 2), ("propose", "kill", 2), ("propose", "full disk", 1),
          ("train", "kill", 2), ("train", "kill, clock set back", 1), ("train", "full disk", 1), ("arm", "kill", 1), ("arm", "full disk", 1)]
 
 
@@ -438,11 +438,12 @@ EVERYTHING = """
 import hashlib, json, os, sys
 from pathlib import Path
 workers, out = int(sys.argv[1]), Path(sys.argv[2])
-from lake_engineer import faults
+from lake_engineer import faults, loop
 from lake_engineer.evaluation import PlannerPolicy, evaluate
 from lake_engineer.generator import LakeConfig, generate, generate_files, make_frozen, frozen_text
 from lake_engineer.lake import write_text
 from lake_engineer.prompts import prompt
+from lake_engineer.settings import load_profile
 config = LakeConfig.random((3, 4, 5), seed=3)
 boards = generate(config, 60, workers=workers)
 generate_files(config, 40, out / "boards", part=15, workers=workers)
@@ -450,12 +451,12 @@ write_text(out / "cell.jsonl", frozen_text([make_frozen("benchmark", 3, 3, 15)])
 write_text(out / "prompts.txt", "\\n".join(prompt(b, s) for b in boards for s in ("compact", "joint", "paths", "actions")))
 evaluate(PlannerPolicy("random-walk"), boards[:20], temperature=1.0, samples=2, out=out / "walks.jsonl")
 faults._propose(out / "proposals")
+loop.run_arm(load_profile("smoke", rounds=1), "fixed-random", seed=2, out=out / "runs")
 print(json.dumps(faults.fingerprint(out)))
 """
 
 
 def test_every_stage_gives_the_same_bytes_in_other_processes_with_other_workers_and_hashes(tmp_path: Path) -> None:
-    "Training is compared in `test_a_killed_papermill_goes_on`, which runs with a hash seed of its own."
     def say(workers: str, hashes: str) -> dict[str, str]:
         out = subprocess.run([sys.executable, "-c", EVERYTHING, workers, str(tmp_path / workers)], cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True)
         assert out.returncode == 0, out.stderr[-2000:]

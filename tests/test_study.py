@@ -31,7 +31,7 @@ def run(command): return subprocess.run(command, cwd=ROOT, capture_output=True, 
 
 def small(folder):
     (folder / "study.yaml").write_text(SMALL)
-    return ["profile=smoke", f"study={folder}/study.yaml", f"runs={folder}/runs", f"results={folder}/drawn", f"logs={folder}/notebooks", "reports=main"]
+    return ["profile=smoke", f"study={folder}/study.yaml", f"runs={folder}/runs", f"results={folder}/drawn", f"logs={folder}/notebooks", "reports=main dynamics"]
 
 
 @pytest.mark.parametrize("where", ["slurm", "kubernetes"])

@@ -35,7 +35,7 @@ def uninterrupted(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("seed", [0])  # the campaign of test_faults kills this stage at many moments
+@pytest.mark.parametrize("seed", range(3))
 def test_a_killed_round_resumes_to_the_same_weights(uninterrupted, tmp_path, seed):
     out = tmp_path / "checkpoint"
     log = out.with_name("checkpoint.jsonl")
