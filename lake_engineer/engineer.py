@@ -556,9 +556,10 @@ def chat_lm(
 @register_engineer("base")
 @register_engineer("checkpoint")
 def checkpoint(context: Context, rng: np.random.Generator, policy: Any = None, form: str = "whole", variant: str = "V6", temperature: float = 0.0,
-               n: int = 1, select: str = "majority", gain: float = 4.0, step: float = 0.4, seed: int = 0) -> Draft:
-    "The policy being trained, or its untrained start (paper, step 4 of the loop); options as of `ask_local`."
-    return ask_local(chat_lm(policy), context, form, variant, temperature, n, select, gain, step, seed)
+               n: int = 1, select: str = "majority", gain: float = 4.0, step: float = 0.4, seed: int = 0, shuffled: bool = False) -> Draft:
+    "The policy being trained, or its untrained start (paper, step 4 of the loop); `shuffled` tells it the failures of other sizes, as a control; other options as of `ask_local`."
+    told = shuffle_evidence(context, seed=1000 * seed + context.round) if shuffled else context
+    return ask_local(chat_lm(policy), told, form, variant, temperature, n, select, gain, step, seed)
 
 # %% ../nbs/12_engineer.ipynb #en-faults
 def faults(reply: str, context: Context) -> list[str]:

@@ -19,13 +19,13 @@ import numpy as np
 
 from .batch import provenance
 from .context import Context
-from .engineer import make_engineer
+from .engineer import Engineer, make_engineer
 from .evaluation import FailureBreakdown, failure_breakdown
 from .generator import LakeConfig, generate
 from .lake import LakeError, locked, write_text
 from .loop import Run, first_config, validate
 from .policy import LocalPolicy, load_policy
-from .settings import Profile
+from .settings import Profile, at_root
 
 if TYPE_CHECKING: import pandas as pd
 
@@ -111,17 +111,24 @@ def micro_round(
                 seconds=round(time.perf_counter() - began, 1))
 
 # %% ../nbs/23_outcomes.ipynb #ou-proposals
+def _proposer(name: str, seed: int, temperature: float) -> Engineer:
+    "The engineer of a name; `label=folder` is the policy in a folder, asked at a temperature."
+    label, _, folder = name.partition("=")
+    if not folder: return make_engineer(name, seed=seed)
+    return make_engineer("checkpoint", seed=seed, policy=str(at_root(folder)), temperature=temperature)
+
 def proposals(
     situation: Situation,
-    proposers: Sequence[str],  # names that `make_engineer` knows
+    proposers: Sequence[str],  # names that `make_engineer` knows, or `label=folder` of a policy that can propose
+    temperature: float = 1.0,  # of policies
 ) -> dict[str, LakeConfig]:
     "What each proposer wants here, `keep` first; the second of a name is called `name#1`."
     from zlib import crc32
     made = {"keep": situation.context.config}
     for i, name in enumerate(proposers):
-        again = list(proposers[:i]).count(name)
+        again, label = list(proposers[:i]).count(name), name.partition("=")[0]
         seed = (crc32(situation.name.encode()) + again) % 2**31
-        made[f"{name}#{again}" if again else name] = make_engineer(name, seed=seed).propose(situation.context).config
+        made[f"{label}#{again}" if again else label] = _proposer(name, seed, temperature).propose(situation.context).config
     return made
 
 # %% ../nbs/23_outcomes.ipynb #ou-rows
