@@ -19,7 +19,7 @@ import numpy as np
 
 from .context import Context
 from .engineer import distance, known, rank_correlation, rates
-from .evaluation import FailureBreakdown, SizeBreakdown
+from .evaluation import FailureBreakdown, SizeBreakdown, over_seeds
 from .generator import LakeConfig
 from .lake import LakeError
 from .outcomes import rate_after, read_outcomes
@@ -32,7 +32,7 @@ if TYPE_CHECKING: import pandas as pd
 # %% auto #0
 __all__ = ['BLIND', 'FEATURES', 'Tried', 'read_tried', 'features', 'ridge', 'OutcomeModel', 'fit_outcomes', 'seed_of', 'left_out',
            'lesson', 'best_tried', 'imagined', 'answered', 'best_answered', 'imitate', 'outcome_reward', 'reinforce',
-           'with_rate', 'sway']
+           'with_rate', 'sway', 'against']
 
 # %% ../nbs/25_learning.ipynb #le-tried
 @dataclass(frozen=True)
@@ -269,3 +269,16 @@ def sway(
     said = answered(policy, [with_rate(context, size, v) for v in values], n, seed=seed)
     rows = [dict(rate=v, size=s, data=c.data_ratio, holes=c.hole_ratio, waits=c.wait_ratio) for v, configs in zip(values, said) for x in configs for s, c in x.sizes.items()]
     return pd.DataFrame(rows).groupby(["rate", "size"], as_index=False).mean()
+
+# %% ../nbs/25_learning.ipynb #le-against
+def against(
+    table: pd.DataFrame,  # of `gains`
+    reference: str = "random-proposal",
+    how: str = "sampled",  # answers that are counted
+) -> pd.DataFrame:
+    "Per proposer, points above the reference in the same situations: mean, 95 % interval (Student's t over situations), and their number."
+    import pandas as pd
+    wide = table.assign(proposer=table.proposer.str.split("#").str[0]).pivot_table(index="situation", columns="proposer", values=how).assign(keep=0.0)
+    if reference not in wide: raise LakeError(f"there is no micro-round of {reference!r}; there are {', '.join(wide)}.")
+    pairs = {name: (wide[name] - wide[reference]).dropna() for name in wide.columns if name != reference}
+    return pd.DataFrame([dict(proposer=name, situations=len(d), **dict(zip(("points", "low", "high"), over_seeds(d)))) for name, d in pairs.items() if len(d)])
