@@ -566,6 +566,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'lake_engineer.generator._shares': ('generator.html#_shares', 'lake_engineer/generator.py'),
                                          'lake_engineer.generator._size': ('generator.html#_size', 'lake_engineer/generator.py'),
                                          'lake_engineer.generator._size_key': ('generator.html#_size_key', 'lake_engineer/generator.py'),
+                                         'lake_engineer.generator._sizes': ('generator.html#_sizes', 'lake_engineer/generator.py'),
                                          'lake_engineer.generator._split': ('generator.html#_split', 'lake_engineer/generator.py'),
                                          'lake_engineer.generator._state': ('generator.html#_state', 'lake_engineer/generator.py'),
                                          'lake_engineer.generator._stored': ('generator.html#_stored', 'lake_engineer/generator.py'),

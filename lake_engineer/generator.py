@@ -113,13 +113,18 @@ def _shares(weights: Sequence[float], n: int) -> list[int]:
     return out
 
 # %% ../nbs/03_generator.ipynb #gen-makers
+def _sizes(sizes: Iterable[int]) -> list[int]:
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str) or not (known := list(sizes)):
+        raise ConfigError(f"sizes must be some map sizes such as (3, 4, 5), not {sizes!r:.60}.")
+    return sorted({_size(s) for s in known})
+
 def uniform(
     sizes: Iterable[int] = SIZES,
     hole_ratio: float = 0.3,
     wait_ratio: float = 0.5,
 ) -> LakeConfig:
     "The same for every size."
-    sizes = sorted(set(sizes))
+    sizes = _sizes(sizes)
     return LakeConfig({s: SizeConfig(1 / len(sizes), hole_ratio, wait_ratio) for s in sizes})
 
 # %% ../nbs/03_generator.ipynb #gen-random-config
@@ -128,7 +133,7 @@ def random_config(
     seed: int = 0,
 ) -> LakeConfig:
     "A random configuration in whole percents."
-    sizes = sorted(set(sizes))
+    sizes = _sizes(sizes)
     rng = np.random.default_rng([seed, 3])
     data = _shares(list(rng.dirichlet(np.ones(len(sizes)))), 100)
     return LakeConfig({s: SizeConfig(d / 100, int(rng.integers(0, 51)) / 100, int(rng.integers(0, 101)) / 100) for s, d in zip(sizes, data)})
