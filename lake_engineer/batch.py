@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 import argparse
+import ast
 import os
 import re
 import subprocess
@@ -47,17 +48,19 @@ def _commit() -> str | None:
 
 # %% ../nbs/14_batch.ipynb #ba-params
 def notebook_parameters(notebook: Path) -> dict[str, Any]:
-    "Name and default of every parameter; raises `BatchError` if the notebook has no cell tagged `parameters`."
-    import ast
+    "Name and default of every parameter; raises `BatchError` if the notebook has no cell tagged `parameters`, or one that is not a list of defaults."
     import nbformat
     try: cells = nbformat.read(notebook, as_version=4).cells
     except FileNotFoundError: raise BatchError(f"there is no notebook {notebook}.") from None
     tagged = [c for c in cells if "parameters" in c.metadata.get("tags", [])]
     if len(tagged) != 1: raise BatchError(f"{notebook.name} must have one cell tagged 'parameters', but has {len(tagged)}; papermill would ignore every value.")
-    assigned = [s for s in ast.parse(tagged[0].source).body if isinstance(s, (ast.Assign, ast.AnnAssign))]
-    return {_target(s).id: ast.literal_eval(s.value) for s in assigned}  # type: ignore[arg-type]
+    return dict(_default(notebook, s) for s in ast.parse(tagged[0].source).body if isinstance(s, (ast.Assign, ast.AnnAssign)))
 
-def _target(s: Any) -> Any: return s.targets[0] if hasattr(s, "targets") else s.target
+def _default(notebook: Path, line: ast.Assign | ast.AnnAssign) -> tuple[str, Any]:
+    targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+    try: return targets[0].id, ast.literal_eval(line.value)  # type: ignore[union-attr,arg-type]
+    except (AttributeError, ValueError):
+        raise BatchError(f"{notebook.name}: a line of the parameters cell must give one name a plain value, as seed = 0 does, not {ast.unparse(line)!r:.60}.") from None
 
 # %% ../nbs/14_batch.ipynb #ba-checked
 def checked(

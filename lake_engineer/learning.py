@@ -44,6 +44,7 @@ class Tried:
     config: LakeConfig
     rate: float  # valid share after the micro-round, in points; the mean over its seeds
 
+# %% ../nbs/25_learning.ipynb #le-read-tried
 def read_tried(
     folder: Path,  # of a collection
     how: str = "sampled",  # answers that are counted: greedy or sampled
@@ -91,6 +92,7 @@ def ridge() -> Any:
     from sklearn.preprocessing import StandardScaler
     return make_pipeline(StandardScaler(), RidgeCV(np.logspace(-1, 4, 16)))
 
+# %% ../nbs/25_learning.ipynb #le-model-class
 @dataclass(frozen=True)
 class OutcomeModel:
     "Predicts how proposals compare in one situation."
@@ -111,6 +113,7 @@ def _centred(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     np.add.at(sums, index, values)
     return values - (sums / np.bincount(index).reshape(-1, *[1] * (values.ndim - 1)))[index]
 
+# %% ../nbs/25_learning.ipynb #le-fit-outcomes
 def fit_outcomes(
     tried: Sequence[Tried],
     names: Sequence[str] = FEATURES,
@@ -128,6 +131,7 @@ def seed_of(situation: str) -> str:
     if not found: raise LakeError(f"situation {situation!r} does not say its seed, as base-seed0 does.")
     return found[0]
 
+# %% ../nbs/25_learning.ipynb #le-left-out
 def left_out(
     tried: Sequence[Tried],
     fit: Callable[[Sequence[Tried]], OutcomeModel] = fit_outcomes,
@@ -141,6 +145,7 @@ def left_out(
             out.append(dict(situation=name, **_compared(model, list(group))))
     return pd.DataFrame(out)
 
+# %% ../nbs/25_learning.ipynb #le-compared
 def _compared(model: OutcomeModel, tried: Sequence[Tried]) -> dict[str, float]:
     rate, said = np.array([t.rate for t in tried]), model.predict(tried[0].context, [t.config for t in tried])
     return dict(proposals=len(tried), ranked=rank_correlation(said, rate), chosen=float(rate[said.argmax()] - rate.mean()), best=float(rate.max() - rate.mean()))
@@ -148,6 +153,7 @@ def _compared(model: OutcomeModel, tried: Sequence[Tried]) -> dict[str, float]:
 # %% ../nbs/25_learning.ipynb #le-lessons
 def lesson(context: Context, config: LakeConfig) -> dict[str, str]: return dict(prompt=read_words(context), completion=" " + write_words(config))
 
+# %% ../nbs/25_learning.ipynb #le-best-tried
 def best_tried(
     tried: Sequence[Tried],
     best: int = 1,  # proposals of every situation
@@ -177,6 +183,7 @@ def answered(policy: LocalPolicy, contexts: Sequence[Context], n: int = 1, tempe
     texts = ask_words(policy.model, policy.tokenizer, contexts, n, temperature, seed)
     return [[LakeConfig.project(config_of(a), sizes=tuple(c.config.sizes), default=c.config)[0] for a in answers] for c, answers in zip(contexts, texts)]
 
+# %% ../nbs/25_learning.ipynb #le-best-answered
 def best_answered(
     policy: LocalPolicy,
     contexts: Sequence[Context],
@@ -256,6 +263,7 @@ def with_rate(
     changed = {**context.breakdown.sizes, size: SizeBreakdown(n, valid, valid, causes)}
     return replace(context, breakdown=FailureBreakdown(changed))
 
+# %% ../nbs/25_learning.ipynb #le-sway-fn
 def sway(
     policy: LocalPolicy,
     context: Context,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lake_engineer.batch import notebook_parameters
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 EXPERIMENTS = [p for p in NOTEBOOKS if p.parent.name == "experiments"]
@@ -73,6 +75,7 @@ def test_a_chapter_ends_with_exercises_whose_solutions_are_checked(number):
 def test_experiments_take_parameters_and_export_nothing(path):
     code = [c for c in cells(path) if c["cell_type"] == "code"]
     assert code[0]["metadata"].get("tags") == ["parameters"], "papermill would ignore every parameter"
+    assert notebook_parameters(path), "batch runs can give it values"
     assert exported(path) == []
 
 
