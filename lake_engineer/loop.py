@@ -349,8 +349,8 @@ def design_round(run: Run, number: int, engineer: Engineer, variant: str) -> Pro
 
 # %% ../nbs/13_loop.ipynb #lo-arm-name
 def arm_name(engineer: str, context: str = "V6", guard: bool = False, options: Mapping[str, Any] | None = None) -> str:
-    "The folder of an arm."
-    words = [engineer, *([context] if context != "V6" else []), *(f"{k}={v}" for k, v in sorted((options or {}).items())), *(["guard"] if guard else [])]
+    "The folder of an arm; the one called base holds the validation of the untrained policy, so its engineer goes by another name."
+    words = ["base-engineer" if engineer == "base" else engineer, *([context] if context != "V6" else []), *(f"{k}={v}" for k, v in sorted((options or {}).items())), *(["guard"] if guard else [])]
     return re.sub(r"[^\w.=+-]+", "-", "-".join(words))
 
 def _how(seed: int, context: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
