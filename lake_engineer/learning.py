@@ -238,9 +238,9 @@ def reinforce(
     "GRPO on proposals, a step for every `prompts_per_step` contexts. Returns TRL's log."
     from datasets import Dataset
     from transformers import PrinterCallback
-    from lake_engineer.trainer import _seed, grpo_config, trainer_for
+    from lake_engineer.trainer import grpo_config, seed_all, trainer_for
     rows = Dataset.from_list([dict(prompt=read_words(c), case=i) for i, c in enumerate(contexts)])
-    _seed(seed)
+    seed_all(seed)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = trainer_for(profile)(policy.model, reward_funcs=outcome_reward(model, contexts), args=grpo_config(profile, Path(scratch), seed, len(contexts)),
                                        processing_class=policy.tokenizer, train_dataset=rows)

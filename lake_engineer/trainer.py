@@ -27,7 +27,7 @@ import time
 import warnings
 
 # %% auto #0
-__all__ = ['TrainerError', 'turned', 'examples', 'tokenized', 'warm_start', 'base_policy', 'prepared', 'TimedGRPO',
+__all__ = ['TrainerError', 'turned', 'examples', 'tokenized', 'warm_start', 'seed_all', 'base_policy', 'prepared', 'TimedGRPO',
            'SharedPromptGRPO', 'world_size', 'trainer_for', 'pieces', 'grpo_config', 'processes', 'check_ready',
            'reward_settings', 'log_row', 'read_jsonl', 'train_here', 'train_round', 'write_job', 'launch_command',
            'launch_round', 'run_job']
@@ -131,7 +131,7 @@ def warm_start(
         output_dir=str(out), per_device_train_batch_size=batch_size, max_steps=steps, learning_rate=learning_rate, lr_scheduler_type=schedule,
         warmup_steps=int(warmup * steps), weight_decay=weight_decay, completion_only_loss=True, max_length=None, packing=False, seed=seed,
         train_sampling_strategy="sequential", logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, **_device())
-    _seed(seed)
+    seed_all(seed)
     with tqdm(total=steps, desc="warm start", unit="step") as bar:
         log = _LossLog(bar)
         trainer = SFTTrainer(policy.model, args=config, train_dataset=tokenized(policy, data), processing_class=policy.tokenizer, callbacks=[log])
@@ -139,7 +139,7 @@ def warm_start(
         trainer.train()
     return log.losses
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
     "Seed all streams; on a CPU also choose algorithms that add up in a fixed order, so that a run with several threads can be repeated."
     set_seed(seed, deterministic=not torch.cuda.is_available())
 
@@ -455,7 +455,7 @@ def train_here(
     reward = _PolicyReward(policy, reward_settings(profile))
     last = _last_checkpoint(scratch)
     if last: reward.load_state_dict(json.loads((last / "reward_state.json").read_text()))
-    _seed(seed)
+    seed_all(seed)
     with _disk(out), tqdm(total=config.max_steps, desc=label, unit="step", disable=config.process_index > 0) as bar:
         trainer = (trainer_class or trainer_for(profile))(
             policy.model, reward_funcs=reward, args=config, processing_class=policy.tokenizer, train_dataset=Dataset.from_list(rows),  # type: ignore[arg-type]
