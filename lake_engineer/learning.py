@@ -99,8 +99,9 @@ class OutcomeModel:
     names: tuple[str, ...]  # of its features
     fitted: Any
     def predict(self, context: Context, configs: Sequence[LakeConfig]) -> np.ndarray:
-        "Points of valid rate, up to a constant of the situation."
-        return np.asarray(self.fitted.predict(_matrix([(context, c) for c in configs], self.names)))
+        "Points of valid rate above keeping the configuration."
+        said = np.asarray(self.fitted.predict(_matrix([(context, c) for c in (context.config, *configs)], self.names)))
+        return said[1:] - said[0]
 
 # %% ../nbs/25_learning.ipynb #le-fit
 def _matrix(pairs: Iterable[tuple[Context, LakeConfig]], names: Sequence[str]) -> np.ndarray:
@@ -178,10 +179,21 @@ def imagined(
     return [one() for _ in range(n)]
 
 # %% ../nbs/25_learning.ipynb #le-chosen
-def answered(policy: LocalPolicy, contexts: Sequence[Context], n: int = 1, temperature: float = 1.0, seed: int = 0) -> list[list[LakeConfig]]:
+def answered(
+    policy: LocalPolicy,
+    contexts: Sequence[Context],  # that speak about the same sizes
+    n: int = 1,  # proposals for each
+    temperature: float = 1.0,  # 0 is greedy
+    seed: int = 0,
+    batch_size: int = 512,  # proposals made at a time
+) -> list[list[LakeConfig]]:
     "`n` proposals of a policy for each context."
-    texts = ask_words(policy.model, policy.tokenizer, contexts, n, temperature, seed)
-    return [[LakeConfig.project(config_of(a), sizes=tuple(c.config.sizes), default=c.config)[0] for a in answers] for c, answers in zip(contexts, texts)]
+    out, step = [], max(batch_size // n, 1)
+    for i in range(0, len(contexts), step):
+        part = contexts[i:i + step]
+        for c, answers in zip(part, ask_words(policy.model, policy.tokenizer, part, n, temperature, seed + i)):
+            out.append([LakeConfig.project(config_of(a), sizes=tuple(c.config.sizes), default=c.config)[0] for a in answers])
+    return out
 
 # %% ../nbs/25_learning.ipynb #le-best-answered
 def best_answered(
@@ -223,8 +235,8 @@ def outcome_reward(
         except LakeError: return math.nan
         return float(model.predict(c, [LakeConfig.project(numbers, sizes=tuple(c.config.sizes), default=c.config)[0]])[0])
     def reward(completions: Sequence[str], case: Sequence[int], **columns: Any) -> list[float]:
-        said = [predicted(text, contexts[i]) for text, i in zip(completions, case)]
-        return np.nan_to_num(said, nan=float(np.nanmin([*said, 0.0]))).tolist()
+        said = np.array([predicted(text, contexts[i]) for text, i in zip(completions, case)])
+        return np.where(np.isnan(said), np.nanmin(said) if not np.isnan(said).all() else 0.0, said).tolist()
     return reward
 
 # %% ../nbs/25_learning.ipynb #le-reinforce
