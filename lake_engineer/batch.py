@@ -58,7 +58,7 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
 
 def _default(notebook: Path, line: ast.Assign | ast.AnnAssign) -> tuple[str, Any]:
     targets = line.targets if isinstance(line, ast.Assign) else [line.target]
-    try: return targets[0].id, ast.literal_eval(line.value)  # type: ignore[union-attr,arg-type]
+    try: return targets[0].id, ast.literal_eval(line.value)  # type: ignore[attr-defined,arg-type]
     except (AttributeError, ValueError):
         raise BatchError(f"{notebook.name}: a line of the parameters cell must give one name a plain value, as seed = 0 does, not {ast.unparse(line)!r:.60}.") from None
 

@@ -149,7 +149,7 @@ def left_out(
 # %% ../nbs/25_learning.ipynb #le-compared
 def _compared(model: OutcomeModel, tried: Sequence[Tried]) -> dict[str, float]:
     rate, said = np.array([t.rate for t in tried]), model.predict(tried[0].context, [t.config for t in tried])
-    return dict(proposals=len(tried), ranked=rank_correlation(said, rate), chosen=float(rate[said.argmax()] - rate.mean()), best=float(rate.max() - rate.mean()))
+    return dict(proposals=len(tried), ranked=rank_correlation(said.tolist(), rate.tolist()), chosen=float(rate[said.argmax()] - rate.mean()), best=float(rate.max() - rate.mean()))
 
 # %% ../nbs/25_learning.ipynb #le-lessons
 def lesson(context: Context, config: LakeConfig) -> dict[str, str]: return dict(prompt=read_words(context), completion=" " + write_words(config))
@@ -228,13 +228,13 @@ def imitate(
 def outcome_reward(
     model: OutcomeModel,
     contexts: Sequence[Context],
-) -> Callable[..., list[float]]:
+) -> Callable[..., list[float | None]]:
     "A reward for TRL; its rows say in the column `case` which context they are about."
     def predicted(text: str, c: Context) -> float:
         try: numbers = config_of(text if text.split()[-1:] == ["end"] else text + " end")
         except LakeError: return math.nan
         return float(model.predict(c, [LakeConfig.project(numbers, sizes=tuple(c.config.sizes), default=c.config)[0]])[0])
-    def reward(completions: Sequence[str], case: Sequence[int], **columns: Any) -> list[float]:
+    def reward(completions: Sequence[str], case: Sequence[int], **columns: Any) -> list[float | None]:
         said = np.array([predicted(text, contexts[i]) for text, i in zip(completions, case)])
         return np.where(np.isnan(said), np.nanmin(said) if not np.isnan(said).all() else 0.0, said).tolist()
     return reward
