@@ -350,8 +350,9 @@ def design_round(run: Run, number: int, engineer: Engineer, variant: str) -> Pro
 # %% ../nbs/13_loop.ipynb #lo-arm-name
 def arm_name(engineer: str, context: str = "V6", guard: bool = False, options: Mapping[str, Any] | None = None) -> str:
     "The folder of an arm; the one called base holds the validation of the untrained policy, so its engineer goes by another name."
-    words = ["base-engineer" if engineer == "base" else engineer, *([context] if context != "V6" else []), *(f"{k}={v}" for k, v in sorted((options or {}).items())), *(["guard"] if guard else [])]
-    return re.sub(r"[^\w.=+-]+", "-", "-".join(words))
+    words = [engineer, *([context] if context != "V6" else []), *(f"{k}={v}" for k, v in sorted((options or {}).items())), *(["guard"] if guard else [])]
+    name = re.sub(r"[^\w.=+-]+", "-", "-".join(words))
+    return "base-engineer" if name == "base" else name
 
 def _how(seed: int, context: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
     "What `make_engineer` is told."

@@ -61,7 +61,8 @@ def test_killed_and_interrupted_it_redoes_nothing_and_changes_nothing(tmp_path):
                (lambda: any(runs.glob("*/seed0/round1/config.json")), lambda p: os.killpg(p.pid, signal.SIGINT))]
     kept = {}
     for come, stop in moments:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # a shell's background jobs ignore it
         while not come() and process.poll() is None: time.sleep(0.1)
         assert process.poll() is None, "it ended before it could be stopped"
         stop(process)
