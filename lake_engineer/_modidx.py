@@ -690,6 +690,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'lake_engineer.learning._centred': ('learning.html#_centred', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning._compared': ('learning.html#_compared', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning._matrix': ('learning.html#_matrix', 'lake_engineer/learning.py'),
+                                        'lake_engineer.learning._read': ('learning.html#_read', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning._shares': ('learning.html#_shares', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning.against': ('learning.html#against', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning.answered': ('learning.html#answered', 'lake_engineer/learning.py'),

@@ -109,10 +109,9 @@ def _matrix(pairs: Iterable[tuple[Context, LakeConfig]], names: Sequence[str]) -
 
 def _centred(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     "Each row's distance to the mean of its group."
-    _, index = np.unique(np.asarray(groups), return_inverse=True)
-    sums = np.zeros((index.max() + 1, *values.shape[1:]))
-    np.add.at(sums, index, values)
-    return values - (sums / np.bincount(index).reshape(-1, *[1] * (values.ndim - 1)))[index]
+    import pandas as pd
+    frame = pd.DataFrame(values)
+    return (frame - frame.groupby(list(groups)).transform("mean")).to_numpy()
 
 # %% ../nbs/25_learning.ipynb #le-fit-outcomes
 def fit_outcomes(
@@ -123,7 +122,7 @@ def fit_outcomes(
     "A model of outcomes from records."
     groups, rate = [t.situation for t in tried], np.array([t.rate for t in tried])
     seen = _centred(_matrix([(t.context, t.config) for t in tried], names), groups)
-    return OutcomeModel(tuple(names), make().fit(seen, _centred(rate, groups)))
+    return OutcomeModel(tuple(names), make().fit(seen, _centred(rate, groups).ravel()))
 
 # %% ../nbs/25_learning.ipynb #le-judge
 def seed_of(situation: str) -> str:
@@ -179,6 +178,9 @@ def imagined(
     return [one() for _ in range(n)]
 
 # %% ../nbs/25_learning.ipynb #le-chosen
+def _read(answer: str, context: Context) -> LakeConfig:
+    return LakeConfig.project(config_of(answer), sizes=tuple(context.config.sizes), default=context.config)[0]
+
 def answered(
     policy: LocalPolicy,
     contexts: Sequence[Context],  # that speak about the same sizes
@@ -192,7 +194,7 @@ def answered(
     for i in range(0, len(contexts), step):
         part = contexts[i:i + step]
         for c, answers in zip(part, ask_words(policy.model, policy.tokenizer, part, n, temperature, seed + i)):
-            out.append([LakeConfig.project(config_of(a), sizes=tuple(c.config.sizes), default=c.config)[0] for a in answers])
+            out.append([_read(a, c) for a in answers])
     return out
 
 # %% ../nbs/25_learning.ipynb #le-best-answered
@@ -231,9 +233,9 @@ def outcome_reward(
 ) -> Callable[..., list[float | None]]:
     "A reward for TRL; its rows say in the column `case` which context they are about."
     def predicted(text: str, c: Context) -> float:
-        try: numbers = config_of(text if text.split()[-1:] == ["end"] else text + " end")
+        try: config = _read(text if text.split()[-1:] == ["end"] else text + " end", c)
         except LakeError: return math.nan
-        return float(model.predict(c, [LakeConfig.project(numbers, sizes=tuple(c.config.sizes), default=c.config)[0]])[0])
+        return float(model.predict(c, [config])[0])
     def reward(completions: Sequence[str], case: Sequence[int], **columns: Any) -> list[float | None]:
         said = np.array([predicted(text, contexts[i]) for text, i in zip(completions, case)])
         return np.where(np.isnan(said), np.nanmin(said) if not np.isnan(said).all() else 0.0, said).tolist()
