@@ -31,7 +31,7 @@ if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
 __all__ = ['BLIND', 'FEATURES', 'Tried', 'read_tried', 'features', 'ridge', 'OutcomeModel', 'fit_outcomes', 'seed_of', 'left_out',
-           'lesson', 'best_tried', 'imagined', 'answered', 'best_answered', 'imitate', 'outcome_reward', 'reinforce',
+           'lesson', 'best_tried', 'imagined', 'answered', 'best_drawn', 'imitate', 'outcome_reward', 'reinforce',
            'with_rate', 'sway', 'against']
 
 # %% ../nbs/25_learning.ipynb #le-tried
@@ -170,10 +170,11 @@ def imagined(
     n: int,
     seed: int = 0,
 ) -> list[Context]:
-    "New contexts, made of the evidence of recorded ones."
+    "New contexts, made of the evidence of recorded ones, of whatever size it was."
     rng, sizes = np.random.default_rng([seed, 26]), sorted(contexts[0].config.sizes)
+    told = [s for c in contexts for s in c.breakdown.sizes.values()]
     def one() -> Context:
-        picked = {s: contexts[int(rng.integers(len(contexts)))].breakdown.sizes[s] for s in sizes}
+        picked = {s: told[int(rng.integers(len(told)))] for s in sizes}
         return Context(LakeConfig.random(sizes, seed=int(rng.integers(2**31))), FailureBreakdown(picked))
     return [one() for _ in range(n)]
 
@@ -198,15 +199,18 @@ def answered(
     return out
 
 # %% ../nbs/25_learning.ipynb #le-best-answered
-def best_answered(
-    policy: LocalPolicy,
+def best_drawn(
     contexts: Sequence[Context],
     model: OutcomeModel,
-    n: int = 16,  # proposals of the policy for each context
+    n: int = 128,  # random configurations for each context
     seed: int = 0,
 ) -> list[dict[str, str]]:
-    "Lessons from what the policy itself proposed: for each context, what the model thinks best."
-    return [lesson(c, said[int(model.predict(c, said).argmax())]) for c, said in zip(contexts, answered(policy, contexts, n, seed=seed))]
+    "Lessons from configurations that nobody tried: for each context, of some random ones what the model thinks best."
+    rng, out = np.random.default_rng([seed, 28]), []
+    for c in contexts:
+        drawn = [LakeConfig.random(sorted(c.config.sizes), seed=int(s)) for s in rng.integers(2**31, size=n)]
+        out.append(lesson(c, drawn[int(model.predict(c, drawn).argmax())]))
+    return out
 
 # %% ../nbs/25_learning.ipynb #le-imitate
 def imitate(
