@@ -50,6 +50,7 @@ figures: setup
 	$(PY) -m lake_engineer.batch --quiet nbs/experiments/report_quick.ipynb -p profile $(PROFILE) -p seed $(SEED)
 	$(PY) -m lake_engineer.batch --quiet nbs/experiments/report_benchmark.ipynb -p save True -p boards 0
 	for report in main context dynamics case_study; do $(PY) -m lake_engineer.batch --quiet nbs/experiments/report_$$report.ipynb -p profile $(PROFILE) -p save True || exit 1; done
+	$(PY) -m lake_engineer.batch --quiet nbs/experiments/report_self.ipynb -p save True
 
 base: setup
 	$(PY) -m lake_engineer.batch nbs/experiments/make_base.ipynb -p boards 14000 -p steps 900 -p validation 1020 -p threads 2 -p out results/base/tiny

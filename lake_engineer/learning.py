@@ -18,10 +18,11 @@ import tempfile
 import numpy as np
 
 from .context import Context
-from .engineer import distance, known, rank_correlation, rates
+from .engineer import distance, known, rank_correlation, rates, reaction
 from .evaluation import FailureBreakdown, SizeBreakdown, over_seeds
 from .generator import LakeConfig
 from .lake import LakeError
+from .loop import Run, context_for
 from .outcomes import rate_after, read_outcomes
 from .policy import LocalPolicy
 from .settings import Profile
@@ -32,7 +33,7 @@ if TYPE_CHECKING: import pandas as pd
 # %% auto #0
 __all__ = ['BLIND', 'FEATURES', 'Tried', 'read_tried', 'features', 'ridge', 'OutcomeModel', 'fit_outcomes', 'seed_of', 'left_out',
            'lesson', 'best_tried', 'imagined', 'answered', 'best_drawn', 'imitate', 'outcome_reward', 'reinforce',
-           'with_rate', 'sway', 'against']
+           'with_rate', 'sway', 'against', 'proposal_frame']
 
 # %% ../nbs/25_learning.ipynb #le-tried
 @dataclass(frozen=True)
@@ -308,3 +309,16 @@ def against(
     if reference not in wide: raise LakeError(f"there is no micro-round of {reference!r}; there are {', '.join(wide)}.")
     pairs = {name: (wide[name] - wide[reference]).dropna() for name in wide.columns if name != reference}
     return pd.DataFrame([dict(proposer=name, situations=len(d), **dict(zip(("points", "low", "high"), over_seeds(d)))) for name, d in pairs.items() if len(d)])
+
+# %% ../nbs/25_learning.ipynb #le-loop
+def proposal_frame(
+    runs: Mapping[str, Mapping[int, Run]],  # from `study_runs`
+    model: OutcomeModel,
+) -> pd.DataFrame:
+    "A row per redesign, with arm, seed and round: points above keeping by the model (`predicted`), and the `reaction` to the evidence."
+    import pandas as pd
+    redesigns = [(arm, seed, run, i) for arm, seeds in runs.items() for seed, run in seeds.items() for i in run.rounds if i]
+    def row(run: Run, i: int) -> dict[str, float]:
+        context, config = context_for(run, i), run.config(i)
+        return dict(predicted=float(model.predict(context, [config])[0])) | reaction(context, config)
+    return pd.DataFrame([dict(arm=arm, seed=seed, round=i, **row(run, i)) for arm, seed, run, i in redesigns])

@@ -57,6 +57,7 @@ class Study(BaseModel, frozen=True, extra="forbid"):
     tables: dict[str, tuple[Arm, ...]]
     seeds: dict[str, dict[str, int]]  # per profile and table
     transfer: Transfer
+    reports: tuple[str, ...] = ("main", "context", "dynamics", "case_study")  # drawn at the end
 
     def arms(self, *tables: str) -> dict[str, Arm]:
         "The arms of some tables, or of all, by name."
