@@ -707,6 +707,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'lake_engineer.learning.proposal_frame': ( 'learning.html#proposal_frame',
                                                                                    'lake_engineer/learning.py'),
                                         'lake_engineer.learning.read_tried': ('learning.html#read_tried', 'lake_engineer/learning.py'),
+                                        'lake_engineer.learning.reading': ('learning.html#reading', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning.reinforce': ('learning.html#reinforce', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning.ridge': ('learning.html#ridge', 'lake_engineer/learning.py'),
                                         'lake_engineer.learning.seed_of': ('learning.html#seed_of', 'lake_engineer/learning.py'),

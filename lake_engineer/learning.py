@@ -18,7 +18,7 @@ import tempfile
 import numpy as np
 
 from .context import Context
-from .engineer import distance, known, rank_correlation, rates, reaction
+from .engineer import distance, known, rank_correlation, rates, reaction, shuffle_evidence
 from .evaluation import FailureBreakdown, SizeBreakdown, over_seeds
 from .generator import LakeConfig
 from .lake import LakeError
@@ -33,7 +33,7 @@ if TYPE_CHECKING: import pandas as pd
 # %% auto #0
 __all__ = ['BLIND', 'FEATURES', 'Tried', 'read_tried', 'features', 'ridge', 'OutcomeModel', 'fit_outcomes', 'seed_of', 'left_out',
            'lesson', 'best_tried', 'imagined', 'answered', 'best_drawn', 'imitate', 'outcome_reward', 'reinforce',
-           'with_rate', 'sway', 'against', 'proposal_frame']
+           'reading', 'with_rate', 'sway', 'against', 'proposal_frame']
 
 # %% ../nbs/25_learning.ipynb #le-tried
 @dataclass(frozen=True)
@@ -266,6 +266,22 @@ def reinforce(
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return [row for row in trainer.state.log_history if "reward" in row]
+
+# %% ../nbs/25_learning.ipynb #le-reading
+def reading(
+    policy: LocalPolicy,
+    contexts: Sequence[Context],  # that speak about the same sizes
+    model: OutcomeModel,
+    shuffles: int = 1,  # shuffled copies of every context
+) -> pd.DataFrame:
+    "A row per context and what the policy was told of it (`truth`, `shuffled`; `random` for a random configuration): points above keeping by the model, `reaction` to the truth, and the answer."
+    import pandas as pd
+    mixed = [[shuffle_evidence(c, seed=1000 * k + i) for i, c in enumerate(contexts)] for k in range(shuffles)]
+    said = [(told, [s[0] for s in answered(policy, group, temperature=0.0)]) for told, group in [("truth", contexts), *(("shuffled", m) for m in mixed)]]
+    said.append(("random", [LakeConfig.random(sorted(c.config.sizes), seed=i) for i, c in enumerate(contexts)]))
+    def row(i: int, told: str, config: LakeConfig) -> dict[str, Any]:
+        return dict(context=i, told=told, predicted=float(model.predict(contexts[i], [config])[0]), answer=str(config)) | reaction(contexts[i], config)
+    return pd.DataFrame([row(i, told, c) for told, configs in said for i, c in enumerate(configs)])
 
 # %% ../nbs/25_learning.ipynb #le-sway
 def with_rate(
