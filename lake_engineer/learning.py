@@ -108,6 +108,7 @@ class OutcomeModel:
 def _matrix(pairs: Iterable[tuple[Context, LakeConfig]], names: Sequence[str]) -> np.ndarray:
     return np.array([[told[n] for n in names] for told in (features(*p) for p in pairs)])
 
+# %% ../nbs/25_learning.ipynb #le-centred
 def _centred(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     "Each row's distance to the mean of its group."
     import pandas as pd
@@ -179,10 +180,11 @@ def imagined(
         return Context(LakeConfig.random(sizes, seed=int(rng.integers(2**31))), FailureBreakdown(picked))
     return [one() for _ in range(n)]
 
-# %% ../nbs/25_learning.ipynb #le-chosen
+# %% ../nbs/25_learning.ipynb #le-read
 def _read(answer: str, context: Context) -> LakeConfig:
     return LakeConfig.project(config_of(answer), sizes=tuple(context.config.sizes), default=context.config)[0]
 
+# %% ../nbs/25_learning.ipynb #le-chosen
 def answered(
     policy: LocalPolicy,
     contexts: Sequence[Context],  # that speak about the same sizes
